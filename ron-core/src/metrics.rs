@@ -1,0 +1,306 @@
+//! What a running subsystem exports, over the host's own registry.
+//!
+//! Counters are [`Tally`]s resolved once, when a lane or task kind is created, so the hot path is one relaxed add
+//! on the rare side (a refusal, a drop) and nothing at all on the common one. Queue depth is not counted anywhere:
+//! a scrape asks the queues. Label values are `&'static str` by type, so no peer, key or address can become one.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+    registry::Registry,
+};
+
+use crate::inventory::{Inventory, LaneSpec, LockSpec, TaskSpec};
+
+/// The counters every subsystem has, by the name they are exported under (after the crate's prefix, before
+/// `_total`) and the one label they carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Counter {
+    /// Calls refused because something was full.
+    BusyRejections,
+    /// Items that were accepted and then lost to the overflow policy.
+    QueueDropped,
+    /// Events a slow feed subscriber missed.
+    BusLagged,
+    /// Tasks started.
+    TasksSpawned,
+    /// Tasks that ended by themselves after being asked to stop, and jobs given up by their caller.
+    TasksCanceled,
+    /// Tasks cut off at the drain deadline.
+    TasksAborted,
+    /// Panics caught in tasks and jobs.
+    TasksPanicked,
+    /// Restarts of tasks that failed.
+    TasksRestarted,
+    /// Operations that passed their deadline.
+    IoTimeouts,
+    /// Retries of idempotent operations.
+    BackoffRetries,
+}
+
+impl Counter {
+    const ALL: [Counter; 10] = [
+        Counter::BusyRejections,
+        Counter::QueueDropped,
+        Counter::BusLagged,
+        Counter::TasksSpawned,
+        Counter::TasksCanceled,
+        Counter::TasksAborted,
+        Counter::TasksPanicked,
+        Counter::TasksRestarted,
+        Counter::IoTimeouts,
+        Counter::BackoffRetries,
+    ];
+
+    /// Name without prefix and `_total`, help text, label name.
+    fn describe(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Counter::BusyRejections => (
+                "busy_rejections",
+                "Calls refused because something was full",
+                "endpoint",
+            ),
+            Counter::QueueDropped => (
+                "queue_dropped",
+                "Accepted items lost to the overflow policy",
+                "queue",
+            ),
+            Counter::BusLagged => ("bus_lagged", "Events that slow subscribers missed", "topic"),
+            Counter::TasksSpawned => ("tasks_spawned", "Tasks started", "kind"),
+            Counter::TasksCanceled => (
+                "tasks_canceled",
+                "Tasks and jobs that ended because they were told to",
+                "kind",
+            ),
+            Counter::TasksAborted => ("tasks_aborted", "Tasks cut off at the drain deadline", "kind"),
+            Counter::TasksPanicked => ("tasks_panicked", "Panics caught in tasks and jobs", "kind"),
+            Counter::TasksRestarted => ("tasks_restarted", "Restarts of tasks that failed", "kind"),
+            Counter::IoTimeouts => ("io_timeouts", "Operations that passed their deadline", "op"),
+            Counter::BackoffRetries => ("backoff_retries", "Retries of idempotent operations", "op"),
+        }
+    }
+}
+
+/// One counter with its label resolved. Cloning shares it; adding is one relaxed atomic.
+#[derive(Clone, Default)]
+pub struct Tally(Arc<AtomicU64>);
+
+impl Tally {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tally({})", self.get())
+    }
+}
+
+/// A queue that can be asked how full it is.
+pub(crate) trait Depth: Send + Sync {
+    /// Items waiting now.
+    fn depth(&self) -> usize;
+    /// Items it takes at most.
+    fn capacity(&self) -> usize;
+}
+
+/// The counters and queues of one subsystem.
+///
+/// `Metrics::default()` is a set nobody scrapes; it works the same and costs a few words. Cloning shares the set.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    tallies: BTreeMap<(Counter, &'static str), Tally>,
+    queues: BTreeMap<&'static str, Vec<Weak<dyn Depth>>>,
+    inventory: Inventory,
+}
+
+impl Metrics {
+    /// A set exported through the host's `registry`, every name behind `prefix` (`ron_dht` gives
+    /// `ron_dht_queue_depth`).
+    #[must_use]
+    pub fn register(prefix: &str, registry: &mut Registry) -> Self {
+        let metrics = Metrics::default();
+        registry
+            .sub_registry_with_prefix(prefix)
+            .register_collector(Box::new(metrics.clone()));
+        metrics
+    }
+
+    /// The counter `counter` with its label set to `label`. Resolve it once and keep it.
+    #[must_use]
+    pub fn tally(&self, counter: Counter, label: &'static str) -> Tally {
+        self.lock().tallies.entry((counter, label)).or_default().clone()
+    }
+
+    /// Everything declared to this set so far: the lanes, tasks and locks of a running subsystem.
+    #[must_use]
+    pub fn inventory(&self) -> Inventory {
+        self.lock().inventory.clone()
+    }
+
+    pub(crate) fn note_task(&self, spec: TaskSpec) {
+        self.lock().inventory.note_task(spec);
+    }
+
+    pub(crate) fn note_lock(&self, spec: LockSpec) {
+        self.lock().inventory.note_lock(spec);
+    }
+
+    pub(crate) fn watch_queue(&self, spec: LaneSpec, queue: Weak<dyn Depth>) {
+        let mut shared = self.lock();
+        shared.inventory.note_lane(spec);
+        let queues = shared.queues.entry(spec.name).or_default();
+        // Doubling keeps the sweep of dead queues amortised: ten thousand short sessions leave no trail.
+        if queues.len() == queues.capacity() {
+            queues.retain(|queue| queue.strong_count() > 0);
+        }
+        queues.push(queue);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = self.lock();
+        f.debug_struct("Metrics")
+            .field("tallies", &shared.tallies)
+            .field("queues", &shared.queues.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        // Copied out first: a queue's depth takes the queue's own lock, and no lock here is taken under another.
+        let (tallies, queues) = {
+            let shared = self.lock();
+            (shared.tallies.clone(), shared.queues.clone())
+        };
+        for counter in Counter::ALL {
+            let mut values = tallies.iter().filter(|((of, _), _)| *of == counter).peekable();
+            if values.peek().is_none() {
+                continue;
+            }
+            let (name, help, label_name) = counter.describe();
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for ((_, label), tally) in values {
+                let labels = [(label_name, *label)];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, u64, f64>(&tally.get(), None)?;
+            }
+        }
+        let mut gauge = |name, help, of: fn(&dyn Depth) -> usize| {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (queue, instances) in &queues {
+                let sum: usize = instances
+                    .iter()
+                    .filter_map(Weak::upgrade)
+                    .map(|queue| of(&*queue))
+                    .sum();
+                family
+                    .encode_family(&[("queue", *queue)])?
+                    .encode_gauge(&i64::try_from(sum).unwrap_or(i64::MAX))?;
+            }
+            Ok::<_, fmt::Error>(())
+        };
+        gauge("queue_depth", "Items waiting", |queue| queue.depth())?;
+        gauge("queue_capacity", "Items the queue takes at most", |queue| {
+            queue.capacity()
+        })
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+mod tests {
+    use super::*;
+
+    struct Fixed(usize);
+
+    impl Depth for Fixed {
+        fn depth(&self) -> usize {
+            self.0
+        }
+
+        fn capacity(&self) -> usize {
+            512
+        }
+    }
+
+    fn scrape(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).expect("writing to a string");
+        text
+    }
+
+    const WORK: LaneSpec = LaneSpec::new("ron-test", "work", 512);
+
+    #[test]
+    fn names_are_the_family_names_behind_the_prefix() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register("ron_test", &mut registry);
+        metrics.tally(Counter::BusyRejections, "work").add(3);
+        let queue: Arc<dyn Depth> = Arc::new(Fixed(7));
+        metrics.watch_queue(WORK, Arc::downgrade(&queue));
+
+        let text = scrape(&registry);
+        assert!(
+            text.contains("ron_test_busy_rejections_total{endpoint=\"work\"} 3"),
+            "{text}"
+        );
+        assert!(text.contains("ron_test_queue_depth{queue=\"work\"} 7"), "{text}");
+        assert!(
+            text.contains("ron_test_queue_capacity{queue=\"work\"} 512"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn queues_of_one_name_are_one_series_and_dead_ones_leave_it() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register("ron_test", &mut registry);
+        let kept: Arc<dyn Depth> = Arc::new(Fixed(1));
+        metrics.watch_queue(WORK, Arc::downgrade(&kept));
+        for _ in 0..10_000 {
+            let short: Arc<dyn Depth> = Arc::new(Fixed(5));
+            metrics.watch_queue(WORK, Arc::downgrade(&short));
+        }
+        assert!(scrape(&registry).contains("queue_depth{queue=\"work\"} 1"));
+        assert!(metrics.lock().queues["work"].len() < 16);
+    }
+
+    #[test]
+    fn an_asked_counter_is_exported_at_zero() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register("ron_test", &mut registry);
+        let _ = metrics.tally(Counter::TasksPanicked, "lookup");
+        assert!(scrape(&registry).contains("ron_test_tasks_panicked_total{kind=\"lookup\"} 0"));
+    }
+}

@@ -1,0 +1,64 @@
+//! Rules that tests break on purpose, to show that they would notice.
+//!
+//! A test that has never failed proves little. Each bug here is one that this kind of code really has (a stop signal
+//! that is missed, an fsync that is forgotten); with the feature `planted-bugs` a test switches it on, runs the same
+//! checker as the ordinary test, and requires the checker to complain. Switches are run-time values, not cfgs: a cfg
+//! would rebuild every dependency. Without the feature every question is a constant `false`.
+
+/// One rule to break.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bug {
+    /// A stop request does not wake the tasks that already wait for it.
+    LostStop,
+    /// A job whose consumer was woken and then given up is not handed to the next consumer.
+    LostJob,
+    /// A closed queue forgets what was queued instead of draining it.
+    DrainDrops,
+    /// A refusal keeps the permit that it took before it refused.
+    LeakedPermit,
+    /// The journal acknowledges without syncing its data.
+    MissingSync,
+    /// The journal acknowledges records of a new segment without syncing the directory that names it.
+    MissingDirSync,
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switches {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::Bug;
+
+    static PLANTED: AtomicU32 = AtomicU32::new(0);
+
+    /// Keeps a bug planted until dropped. The switch is global: tests that plant run in a process of their own.
+    #[derive(Debug)]
+    pub struct Planted(Bug);
+
+    /// Plants `bug` until the guard is dropped.
+    #[must_use]
+    pub fn plant(bug: Bug) -> Planted {
+        PLANTED.fetch_or(1 << bug as u32, Ordering::SeqCst);
+        Planted(bug)
+    }
+
+    impl Drop for Planted {
+        fn drop(&mut self) {
+            PLANTED.fetch_and(!(1 << self.0 as u32), Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn is_planted(bug: Bug) -> bool {
+        PLANTED.load(Ordering::Relaxed) & (1 << bug as u32) != 0
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+pub(crate) use switches::is_planted;
+#[cfg(feature = "planted-bugs")]
+pub use switches::{Planted, plant};
+
+#[cfg(not(feature = "planted-bugs"))]
+pub(crate) const fn is_planted(_: Bug) -> bool {
+    false
+}
