@@ -21,11 +21,7 @@ impl Capacity {
         NonZeroUsize::new(items)
             .filter(|items| items.get() <= Self::MAX)
             .map(Capacity)
-            .ok_or_else(|| ConfigError::OutOfRange {
-                key,
-                value: items.to_string(),
-                allowed: "1..=1048576",
-            })
+            .ok_or_else(|| ConfigError::OutOfRange { key, value: items.to_string(), allowed: "1..=1048576" })
     }
 
     /// The number of items.
@@ -51,11 +47,7 @@ impl Ratio {
         if (0.0..=1.0).contains(&share) {
             Ok(Ratio(share))
         } else {
-            Err(ConfigError::OutOfRange {
-                key,
-                value: share.to_string(),
-                allowed: "0.0..=1.0",
-            })
+            Err(ConfigError::OutOfRange { key, value: share.to_string(), allowed: "0.0..=1.0" })
         }
     }
 

@@ -67,9 +67,7 @@ impl Deadline {
     /// # Errors
     /// [`CallError::Timeout`] naming `op`.
     pub async fn limit<F: Future>(self, op: &'static str, work: F) -> Result<F::Output, CallError> {
-        tokio::time::timeout_at(self.0, work)
-            .await
-            .map_err(|_| CallError::Timeout { op })
+        tokio::time::timeout_at(self.0, work).await.map_err(|_| CallError::Timeout { op })
     }
 }
 
@@ -87,10 +85,7 @@ mod tests {
     async fn a_part_never_outlives_the_whole() {
         let whole = Deadline::after(Duration::from_millis(100));
         assert_eq!(whole.within(Duration::from_secs(5)), whole);
-        assert_eq!(
-            whole.within(Duration::from_millis(10)).remaining(),
-            Duration::from_millis(10)
-        );
+        assert_eq!(whole.within(Duration::from_millis(10)).remaining(), Duration::from_millis(10));
     }
 
     #[tokio::test(start_paused = true)]

@@ -60,10 +60,7 @@ impl ErrorKind {
     /// Whether the same call, if it is idempotent, may succeed later without anyone fixing anything.
     #[must_use]
     pub fn is_retryable(self) -> bool {
-        matches!(
-            self,
-            ErrorKind::Busy | ErrorKind::Timeout | ErrorKind::NotReady | ErrorKind::Peer
-        )
+        matches!(self, ErrorKind::Busy | ErrorKind::Timeout | ErrorKind::NotReady | ErrorKind::Peer)
     }
 }
 

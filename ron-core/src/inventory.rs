@@ -130,12 +130,7 @@ impl TaskSpec {
     /// A task that is not restarted: its failure is fatal to the supervisor.
     #[must_use]
     pub const fn new(owner: &'static str, name: &'static str) -> Self {
-        TaskSpec {
-            owner,
-            name,
-            restart: Restart::Never,
-            what: "",
-        }
+        TaskSpec { owner, name, restart: Restart::Never, what: "" }
     }
 
     /// Restarted by this policy when it fails; needs a factory that can build it anew.
@@ -170,12 +165,7 @@ impl LockSpec {
     /// A lock at `rank`.
     #[must_use]
     pub const fn new(owner: &'static str, name: &'static str, rank: u16) -> Self {
-        LockSpec {
-            owner,
-            name,
-            rank,
-            guards: "",
-        }
+        LockSpec { owner, name, rank, guards: "" }
     }
 
     /// Says what it guards.
@@ -242,41 +232,19 @@ impl Inventory {
         });
         table(
             &mut text,
-            [
-                "Crate",
-                "Name",
-                "Kind",
-                "Capacity",
-                "From → to",
-                "When full",
-                "Why this size",
-            ],
+            ["Crate", "Name", "Kind", "Capacity", "From → to", "When full", "Why this size"],
             rows,
         );
 
         text.push_str("\n## Tasks\n\n");
         let rows = self.tasks.values().map(|task| {
-            [
-                task.owner.to_owned(),
-                task.name.to_owned(),
-                task.restart.to_string(),
-                task.what.to_owned(),
-            ]
+            [task.owner.to_owned(), task.name.to_owned(), task.restart.to_string(), task.what.to_owned()]
         });
-        table(
-            &mut text,
-            ["Crate", "Kind", "When it fails", "What it does"],
-            rows,
-        );
+        table(&mut text, ["Crate", "Kind", "When it fails", "What it does"], rows);
 
         text.push_str("\n## Locks\n\nTaken in ascending rank, released before any `.await`.\n\n");
         let rows = self.locks.values().map(|lock| {
-            [
-                lock.rank.to_string(),
-                lock.owner.to_owned(),
-                lock.name.to_owned(),
-                lock.guards.to_owned(),
-            ]
+            [lock.rank.to_string(), lock.owner.to_owned(), lock.name.to_owned(), lock.guards.to_owned()]
         });
         table(&mut text, ["Rank", "Crate", "Name", "Guards"], rows);
         text

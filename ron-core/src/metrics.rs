@@ -66,23 +66,15 @@ impl Counter {
     /// Name without prefix and `_total`, help text, label name.
     fn describe(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Counter::BusyRejections => (
-                "busy_rejections",
-                "Calls refused because something was full",
-                "endpoint",
-            ),
-            Counter::QueueDropped => (
-                "queue_dropped",
-                "Accepted items lost to the overflow policy",
-                "queue",
-            ),
+            Counter::BusyRejections => {
+                ("busy_rejections", "Calls refused because something was full", "endpoint")
+            }
+            Counter::QueueDropped => ("queue_dropped", "Accepted items lost to the overflow policy", "queue"),
             Counter::BusLagged => ("bus_lagged", "Events that slow subscribers missed", "topic"),
             Counter::TasksSpawned => ("tasks_spawned", "Tasks started", "kind"),
-            Counter::TasksCanceled => (
-                "tasks_canceled",
-                "Tasks and jobs that ended because they were told to",
-                "kind",
-            ),
+            Counter::TasksCanceled => {
+                ("tasks_canceled", "Tasks and jobs that ended because they were told to", "kind")
+            }
             Counter::TasksAborted => ("tasks_aborted", "Tasks cut off at the drain deadline", "kind"),
             Counter::TasksPanicked => ("tasks_panicked", "Panics caught in tasks and jobs", "kind"),
             Counter::TasksRestarted => ("tasks_restarted", "Restarts of tasks that failed", "kind"),
@@ -144,9 +136,7 @@ impl Metrics {
     #[must_use]
     pub fn register(prefix: &str, registry: &mut Registry) -> Self {
         let metrics = Metrics::default();
-        registry
-            .sub_registry_with_prefix(prefix)
-            .register_collector(Box::new(metrics.clone()));
+        registry.sub_registry_with_prefix(prefix).register_collector(Box::new(metrics.clone()));
         metrics
     }
 
@@ -212,19 +202,13 @@ impl Collector for Metrics {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for ((_, label), tally) in values {
                 let labels = [(label_name, *label)];
-                family
-                    .encode_family(&labels)?
-                    .encode_counter::<NoLabelSet, u64, f64>(&tally.get(), None)?;
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, f64>(&tally.get(), None)?;
             }
         }
         let mut gauge = |name, help, of: fn(&dyn Depth) -> usize| {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (queue, instances) in &queues {
-                let sum: usize = instances
-                    .iter()
-                    .filter_map(Weak::upgrade)
-                    .map(|queue| of(&*queue))
-                    .sum();
+                let sum: usize = instances.iter().filter_map(Weak::upgrade).map(|queue| of(&*queue)).sum();
                 family
                     .encode_family(&[("queue", *queue)])?
                     .encode_gauge(&i64::try_from(sum).unwrap_or(i64::MAX))?;
@@ -232,9 +216,7 @@ impl Collector for Metrics {
             Ok::<_, fmt::Error>(())
         };
         gauge("queue_depth", "Items waiting", |queue| queue.depth())?;
-        gauge("queue_capacity", "Items the queue takes at most", |queue| {
-            queue.capacity()
-        })
+        gauge("queue_capacity", "Items the queue takes at most", |queue| queue.capacity())
     }
 }
 
@@ -271,15 +253,9 @@ mod tests {
         metrics.watch_queue(WORK, Arc::downgrade(&queue));
 
         let text = scrape(&registry);
-        assert!(
-            text.contains("ron_test_busy_rejections_total{endpoint=\"work\"} 3"),
-            "{text}"
-        );
+        assert!(text.contains("ron_test_busy_rejections_total{endpoint=\"work\"} 3"), "{text}");
         assert!(text.contains("ron_test_queue_depth{queue=\"work\"} 7"), "{text}");
-        assert!(
-            text.contains("ron_test_queue_capacity{queue=\"work\"} 512"),
-            "{text}"
-        );
+        assert!(text.contains("ron_test_queue_capacity{queue=\"work\"} 512"), "{text}");
     }
 
     #[test]

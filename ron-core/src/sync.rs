@@ -4,6 +4,8 @@
 //! latch run the code that ships. Our cfg is not plain `loom`: that one also reshapes tokio, which then loses its
 //! network and no longer builds with the rest of the family.
 
+use std::{mem, task::Waker};
+
 #[cfg(ron_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(ron_loom))]
@@ -15,4 +17,71 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 /// panic in that code must not take the queue down with it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Tasks that wait for the same thing and are woken all together.
+///
+/// Joining and leaving are constant time, because a `select!` loop joins and leaves on every turn and ten thousand
+/// of them may wait for one stop signal.
+#[derive(Default)]
+pub(crate) struct WakerSet {
+    seats: Vec<Option<Waker>>,
+    free: Vec<usize>,
+    /// Counts the wake-ups, so that a seat taken before the last one is known to be gone.
+    round: u64,
+}
+
+/// Where in a [`WakerSet`] a future sits, if it does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seat(Option<(u64, usize)>);
+
+impl Seat {
+    /// Whether there may be a waker to leave behind.
+    pub(crate) fn is_taken(self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl WakerSet {
+    /// Makes `waker` the one behind `seat`, taking a seat first if it has none.
+    pub(crate) fn join(&mut self, seat: &mut Seat, waker: &Waker) {
+        if let Some((_, index)) = seat.0.filter(|(round, _)| *round == self.round) {
+            match &mut self.seats[index] {
+                Some(known) if known.will_wake(waker) => {}
+                known => *known = Some(waker.clone()),
+            }
+            return;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.seats.push(None);
+            self.seats.len() - 1
+        });
+        self.seats[index] = Some(waker.clone());
+        seat.0 = Some((self.round, index));
+    }
+
+    /// Gives the seat up.
+    pub(crate) fn leave(&mut self, seat: Seat) {
+        if let Some((_, index)) = seat.0.filter(|(round, _)| *round == self.round) {
+            self.seats[index] = None;
+            self.free.push(index);
+        }
+    }
+
+    /// Everybody who waits, to be woken after the lock is released: a waker is foreign code.
+    pub(crate) fn take(&mut self) -> WakeAll {
+        self.round += 1;
+        self.free.clear();
+        WakeAll(mem::take(&mut self.seats))
+    }
+}
+
+/// Wakers taken out of their set.
+#[must_use]
+pub(crate) struct WakeAll(Vec<Option<Waker>>);
+
+impl WakeAll {
+    pub(crate) fn wake(self) {
+        self.0.into_iter().flatten().for_each(Waker::wake);
+    }
 }

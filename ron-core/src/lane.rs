@@ -1,0 +1,585 @@
+//! The one kind of queue between tasks: bounded, named, measured, and it says no.
+//!
+//! A full lane answers at once with `Busy` and a pause that follows the rate at which it really drains. A caller that
+//! can wait says until when. A caller that gives up takes its item back, so what is queued is what somebody still
+//! wants.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    num::NonZeroUsize,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use crate::{
+    CallError, Counter, Deadline, LaneSpec, MemoryBudget, Metrics, Overflow, Stop, StopHook, Tally,
+    metrics::Depth,
+    permits::Permit,
+    queue::{Queue, Refused, Ticket},
+};
+
+/// The producers' side. Cloning shares the lane; when the last clone is dropped, the lane closes and drains.
+pub struct Lane<T> {
+    producer: Arc<Producer<T>>,
+}
+
+/// The consumers' side. Cloning adds a consumer: each item goes to one of them. When the last clone is dropped, the
+/// lane closes and what was queued is dropped.
+pub struct Inbox<T> {
+    consumer: Arc<Consumer<T>>,
+}
+
+struct Producer<T>(Arc<Shared<T>>);
+struct Consumer<T>(Arc<Shared<T>>);
+
+struct Shared<T> {
+    spec: LaneSpec,
+    queue: Queue<Parcel<T>>,
+    scales: Option<Scales<T>>,
+    metrics: Metrics,
+    refused: Tally,
+    dropped: Tally,
+    drain: Mutex<DrainRate>,
+    /// Closes the lane when the owner is asked to stop.
+    on_stop: OnceLock<StopHook>,
+}
+
+/// How the lane's items are weighed, and against what.
+struct Scales<T> {
+    budget: MemoryBudget,
+    weigh: fn(&T) -> usize,
+}
+
+/// An item and the bytes it holds of the shared budget, for as long as it exists.
+struct Parcel<T> {
+    item: T,
+    weight: Option<Permit>,
+}
+
+impl<T: Send + 'static> Lane<T> {
+    /// Opens the lane that `spec` declares.
+    #[must_use]
+    pub fn open(spec: LaneSpec, metrics: &Metrics) -> (Lane<T>, Inbox<T>) {
+        Self::build(spec, metrics, None)
+    }
+
+    /// Opens a lane whose items also take `weigh` bytes of a budget that it shares with others. An item heavier
+    /// than the whole budget is refused.
+    #[must_use]
+    pub fn open_weighed(
+        spec: LaneSpec,
+        metrics: &Metrics,
+        budget: &MemoryBudget,
+        weigh: fn(&T) -> usize,
+    ) -> (Lane<T>, Inbox<T>) {
+        Self::build(spec, metrics, Some(Scales { budget: budget.clone(), weigh }))
+    }
+
+    fn build(spec: LaneSpec, metrics: &Metrics, scales: Option<Scales<T>>) -> (Lane<T>, Inbox<T>) {
+        let shared = Arc::new(Shared {
+            spec,
+            queue: Queue::new(spec.capacity),
+            scales,
+            metrics: metrics.clone(),
+            refused: metrics.tally(Counter::BusyRejections, spec.name),
+            dropped: metrics.tally(Counter::QueueDropped, spec.name),
+            drain: Mutex::new(DrainRate::new(crate::now())),
+            on_stop: OnceLock::new(),
+        });
+        let queue: Weak<Shared<T>> = Arc::downgrade(&shared);
+        metrics.watch_queue(spec, queue);
+        let lane = Lane { producer: Arc::new(Producer(Arc::clone(&shared))) };
+        (lane, Inbox { consumer: Arc::new(Consumer(shared)) })
+    }
+
+    /// Closes the lane the moment `stop` is requested, so that no newcomer is taken in while consumers are busy
+    /// with old ones. The first call counts.
+    pub fn close_on(&self, stop: &Stop) {
+        let shared = Arc::downgrade(&self.producer.0);
+        let hook = stop.on_request(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.queue.close();
+            }
+        });
+        let _ = self.shared().on_stop.set(hook);
+    }
+
+    /// A question about how full the lane is that does not keep the lane alive.
+    pub(crate) fn fullness(&self) -> impl Fn() -> Option<f64> + Send + 'static {
+        let shared = Arc::downgrade(&self.producer.0);
+        move || {
+            let shared = shared.upgrade()?;
+            Some(shared.queue.len() as f64 / shared.queue.capacity() as f64)
+        }
+    }
+}
+
+impl<T> Lane<T> {
+    /// Queues `item` if there is room now.
+    ///
+    /// # Errors
+    /// [`CallError::Busy`] when full (only the budget can refuse a lane that sheds), [`CallError::Canceled`] when
+    /// closed. The item is dropped.
+    pub fn try_push(&self, item: T) -> Result<(), CallError> {
+        self.offer(item).map(drop).map_err(|(error, _)| error)
+    }
+
+    /// Like [`try_push`](Lane::try_push), and gives the item back when it is refused.
+    ///
+    /// # Errors
+    /// As [`try_push`](Lane::try_push), with the item.
+    pub fn try_push_or_return(&self, item: T) -> Result<(), (CallError, T)> {
+        self.offer(item).map(drop)
+    }
+
+    /// Queues `item` as soon as there is room. Dropping the future takes the item back unless it is queued already.
+    /// On a lane that sheds the oldest there is always room.
+    ///
+    /// # Errors
+    /// [`CallError::Timeout`] at the deadline, [`CallError::Canceled`] when the lane closes,
+    /// [`CallError::Busy`] for an item heavier than the whole budget. The item is dropped.
+    pub async fn push(&self, item: T, deadline: Deadline) -> Result<(), CallError> {
+        // The common case pays for no timer.
+        let item = match self.offer(item) {
+            Ok(_) => return Ok(()),
+            Err((CallError::Busy { .. }, item)) => item,
+            Err((error, _)) => return Err(error),
+        };
+        let shared = self.shared();
+        let wait = async {
+            let weight = match &shared.scales {
+                None => None,
+                Some(Scales { budget, weigh }) => {
+                    let bytes = weigh(&item) as u64;
+                    if bytes > budget.bytes() {
+                        return Err(shared.busy(budget.name()));
+                    }
+                    Some(budget.permits().take(bytes).await)
+                }
+            };
+            shared.queue.push(Parcel { item, weight }).await.map(drop).map_err(|_| CallError::Canceled)
+        };
+        match deadline.limit(shared.spec.name, wait).await {
+            Ok(result) => result,
+            Err(late) => {
+                shared.metrics.tally(Counter::IoTimeouts, shared.spec.name).add(1);
+                Err(late)
+            }
+        }
+    }
+
+    /// Sends a request and waits for its answer: the one request path of the family.
+    ///
+    /// `make` puts the [`Reply`] into the request. A full lane is `Busy` at once, no answer by the deadline is
+    /// `Timeout`, a consumer that is gone is `Canceled`, one that panicked is `Panicked`. Dropping the future gives
+    /// up: a request that is still queued leaves the queue, one that runs sees [`Reply::abandoned`].
+    ///
+    /// # Errors
+    /// The four above.
+    pub async fn call<R>(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+        make: impl FnOnce(Reply<R>) -> T,
+    ) -> Result<R, CallError> {
+        let (reply, answer) = Reply::new(op);
+        let shared = self.shared();
+        let ticket = self.offer(make(reply)).map_err(|(error, _)| error)?;
+        // Gives the place in the queue back on every way out before the answer, the dropped future included.
+        let place = Place { queue: &shared.queue, ticket };
+        match deadline.limit(op, answer).await {
+            Ok(answer) => {
+                place.was_left();
+                answer.unwrap_or(Err(CallError::Canceled))
+            }
+            Err(late) => {
+                shared.metrics.tally(Counter::IoTimeouts, op).add(1);
+                Err(late)
+            }
+        }
+    }
+
+    /// Refuses newcomers from now on. What is queued is still handed out.
+    pub fn close(&self) {
+        self.shared().queue.close();
+    }
+
+    /// Whether newcomers are refused for good.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared().queue.is_closed()
+    }
+
+    /// Items waiting now.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.shared().queue.len()
+    }
+
+    /// The declaration this lane was opened with.
+    #[must_use]
+    pub fn spec(&self) -> LaneSpec {
+        self.shared().spec
+    }
+
+    /// [`push`](Lane::push) without a deadline and so without a timer, for models. Tells whether it was queued.
+    #[cfg(all(test, ron_loom))]
+    pub(crate) async fn producer_push(&self, item: T) -> bool {
+        self.shared().queue.push(Parcel { item, weight: None }).await.is_ok()
+    }
+
+    fn shared(&self) -> &Shared<T> {
+        &self.producer.0
+    }
+
+    fn offer(&self, item: T) -> Result<Ticket, (CallError, T)> {
+        let shared = self.shared();
+        let weight = match &shared.scales {
+            None => None,
+            Some(Scales { budget, weigh }) => match shared.take_bytes(budget, weigh(&item) as u64) {
+                Some(weight) => Some(weight),
+                None => return Err((shared.busy(budget.name()), item)),
+            },
+        };
+        let parcel = Parcel { item, weight };
+        let pushed = match shared.spec.overflow {
+            Overflow::RejectNewest => shared.queue.try_push(parcel),
+            Overflow::ShedOldest => shared.queue.push_shedding(parcel).map(|(ticket, shed)| {
+                shared.dropped.add(u64::from(shed.is_some()));
+                ticket
+            }),
+        };
+        pushed.map_err(|refused| match refused {
+            Refused::Full(parcel) => (shared.busy(shared.spec.name), parcel.item),
+            Refused::Closed(parcel) => (CallError::Canceled, parcel.item),
+        })
+    }
+}
+
+impl<T> Shared<T> {
+    /// Bytes of the budget, at the cost of older items if this lane sheds.
+    fn take_bytes(&self, budget: &MemoryBudget, bytes: u64) -> Option<Permit> {
+        loop {
+            if let Some(weight) = budget.permits().try_take(bytes) {
+                return Some(weight);
+            }
+            if self.spec.overflow == Overflow::RejectNewest || bytes > budget.bytes() {
+                return None;
+            }
+            drop(self.queue.shed()?);
+            self.dropped.add(1);
+        }
+    }
+
+    #[cold]
+    fn busy(&self, what: &'static str) -> CallError {
+        self.refused.add(1);
+        let (taken, waiting) = (self.queue.taken(), self.queue.len());
+        let mut drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner);
+        CallError::Busy { what, retry_after: drain.retry_after(taken, waiting, crate::now()) }
+    }
+}
+
+impl<T> Clone for Lane<T> {
+    fn clone(&self) -> Self {
+        Lane { producer: Arc::clone(&self.producer) }
+    }
+}
+
+impl<T> fmt::Debug for Lane<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = &self.shared().spec;
+        write!(f, "Lane({}: {} of {})", spec.name, self.depth(), spec.capacity)
+    }
+}
+
+impl<T> Drop for Producer<T> {
+    fn drop(&mut self) {
+        self.0.queue.close();
+    }
+}
+
+impl<T> Inbox<T> {
+    /// The oldest item as soon as there is one; `None` once the lane is closed and empty. Dropping the future loses
+    /// nothing.
+    pub async fn recv(&self) -> Option<T> {
+        self.consumer.0.queue.recv().await.map(|parcel| parcel.item)
+    }
+
+    /// Like [`recv`](Inbox::recv), and keeps the item's share of the memory budget taken until `Held` is dropped.
+    pub async fn recv_held(&self) -> Option<Held<T>> {
+        self.consumer.0.queue.recv().await.map(|Parcel { item, weight }| Held { item, _weight: weight })
+    }
+
+    /// The oldest item if there is one now.
+    #[must_use]
+    pub fn try_recv(&self) -> Option<T> {
+        self.consumer.0.queue.try_recv().map(|parcel| parcel.item)
+    }
+
+    /// [`recv`](Inbox::recv) for a thread that is not part of a runtime. Blocks it.
+    #[must_use]
+    pub fn recv_blocking(&self) -> Option<T> {
+        block_on(self.recv())
+    }
+
+    /// Refuses newcomers from now on; [`recv`](Inbox::recv) drains what is queued and then ends.
+    pub fn close(&self) {
+        self.consumer.0.queue.close();
+    }
+
+    /// Items waiting now.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.consumer.0.queue.len()
+    }
+}
+
+impl<T> Clone for Inbox<T> {
+    fn clone(&self) -> Self {
+        Inbox { consumer: Arc::clone(&self.consumer) }
+    }
+}
+
+impl<T> fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inbox({}: {})", self.consumer.0.spec.name, self.depth())
+    }
+}
+
+impl<T> Drop for Consumer<T> {
+    fn drop(&mut self) {
+        self.0.queue.abandon();
+    }
+}
+
+impl<T: Send> Depth for Shared<T> {
+    fn depth(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+}
+
+/// An item whose bytes still count against the lane's memory budget.
+#[derive(Debug)]
+pub struct Held<T> {
+    /// The item.
+    pub item: T,
+    _weight: Option<Permit>,
+}
+
+/// Two lanes for one consumer: the first is preferred, the second is never starved.
+///
+/// After `burst` items in a row from the first lane, a waiting item of the second has its turn, so under full load
+/// the second gets one in `burst + 1`.
+#[derive(Debug)]
+pub struct PriorityInbox<T> {
+    first: Inbox<T>,
+    second: Inbox<T>,
+    burst: NonZeroUsize,
+    streak: usize,
+}
+
+impl<T> PriorityInbox<T> {
+    /// Prefers `first`, and gives `second` a turn after at most `burst` items.
+    #[must_use]
+    pub fn new(first: Inbox<T>, second: Inbox<T>, burst: NonZeroUsize) -> Self {
+        PriorityInbox { first, second, burst, streak: 0 }
+    }
+
+    /// The next item by priority; `None` once both lanes are closed and empty. Dropping the future loses nothing.
+    pub async fn recv(&mut self) -> Option<T> {
+        let PriorityInbox { first, second, burst, streak } = self;
+        let seconds_turn = *streak >= burst.get();
+        let (preferred, other) = if seconds_turn { (&*second, &*first) } else { (&*first, &*second) };
+        let mut from_preferred = pin!(preferred.recv());
+        let mut from_other = pin!(other.recv());
+        let (mut preferred_ended, mut other_ended) = (false, false);
+        let (item, second_had_it) = poll_fn(|cx| {
+            if let Some(item) = look(from_preferred.as_mut(), &mut preferred_ended, cx) {
+                return Poll::Ready(Some((item, seconds_turn)));
+            }
+            if let Some(item) = look(from_other.as_mut(), &mut other_ended, cx) {
+                return Poll::Ready(Some((item, !seconds_turn)));
+            }
+            if preferred_ended && other_ended { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await?;
+        *streak = if second_had_it { 0 } else { *streak + 1 };
+        Some(item)
+    }
+
+    /// Closes both lanes to newcomers.
+    pub fn close(&self) {
+        self.first.close();
+        self.second.close();
+    }
+}
+
+/// An item if there is one; a lane that has ended is not polled again.
+fn look<T>(
+    recv: Pin<&mut impl Future<Output = Option<T>>>,
+    ended: &mut bool,
+    cx: &mut Context<'_>,
+) -> Option<T> {
+    if *ended {
+        return None;
+    }
+    match recv.poll(cx) {
+        Poll::Ready(item) => {
+            *ended = item.is_none();
+            item
+        }
+        Poll::Pending => None,
+    }
+}
+
+/// The answer that a request owes its caller.
+///
+/// Dropping it without an answer tells the caller `Canceled`, or `Panicked` when a panic drops it.
+pub struct Reply<R> {
+    op: &'static str,
+    to: Option<oneshot::Sender<Result<R, CallError>>>,
+}
+
+impl<R> Reply<R> {
+    pub(crate) fn new(op: &'static str) -> (Self, oneshot::Receiver<Result<R, CallError>>) {
+        let (to, answer) = oneshot::channel();
+        (Reply { op, to: Some(to) }, answer)
+    }
+
+    /// Answers.
+    pub fn send(self, answer: R) {
+        self.finish(Ok(answer));
+    }
+
+    /// Answers with a refusal.
+    pub fn refuse(self, error: CallError) {
+        self.finish(Err(error));
+    }
+
+    /// The operation the caller named.
+    #[must_use]
+    pub fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// Resolves when the caller has given up, so that work nobody wants can stop.
+    pub async fn abandoned(&mut self) {
+        if let Some(to) = &mut self.to {
+            to.closed().await;
+        }
+    }
+
+    /// Whether the caller has given up.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.to.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+
+    fn finish(mut self, answer: Result<R, CallError>) {
+        if let Some(to) = self.to.take() {
+            // The caller may be gone; then nobody wants to know.
+            let _ = to.send(answer);
+        }
+    }
+}
+
+impl<R> Drop for Reply<R> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            if let Some(to) = self.to.take() {
+                let _ = to.send(Err(CallError::Panicked { op: self.op }));
+            }
+        }
+    }
+}
+
+impl<R> fmt::Debug for Reply<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reply").field("op", &self.op).field("abandoned", &self.is_abandoned()).finish()
+    }
+}
+
+/// A caller's place in the queue, given up with the caller.
+struct Place<'a, T> {
+    queue: &'a Queue<Parcel<T>>,
+    ticket: Ticket,
+}
+
+impl<T> Place<'_, T> {
+    /// A consumer has had the item: nothing to give up.
+    fn was_left(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<T> Drop for Place<'_, T> {
+    fn drop(&mut self) {
+        drop(self.queue.revoke(self.ticket));
+    }
+}
+
+/// How fast a lane drains, learned only when it refuses: the path that succeeds reads no clock.
+struct DrainRate {
+    at: Instant,
+    taken: u64,
+    /// Items per second, as of the last look; `None` before the first.
+    rate: Option<f64>,
+}
+
+impl DrainRate {
+    /// Looks closer together than this say more about the scheduler than about the queue.
+    const LOOK_EVERY: Duration = Duration::from_millis(20);
+    const SHORTEST: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    fn new(now: Instant) -> Self {
+        DrainRate { at: now, taken: 0, rate: None }
+    }
+
+    /// The time in which half of what waits will have been taken: sooner is likely to be refused again, later
+    /// leaves consumers idle.
+    fn retry_after(&mut self, taken: u64, waiting: usize, now: Instant) -> Duration {
+        let elapsed = now.saturating_duration_since(self.at);
+        if elapsed >= Self::LOOK_EVERY {
+            self.rate = Some((taken - self.taken) as f64 / elapsed.as_secs_f64());
+            (self.at, self.taken) = (now, taken);
+        }
+        let Some(rate) = self.rate else {
+            return Self::SHORTEST;
+        };
+        let seconds = waiting as f64 / 2.0 / rate;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Self::LONGEST).clamp(Self::SHORTEST, Self::LONGEST)
+    }
+}
+
+/// Drives a future on a thread of its own, without a runtime.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            return output;
+        }
+        thread::park();
+    }
+}

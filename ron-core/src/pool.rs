@@ -1,0 +1,178 @@
+//! A lane and some workers: the shape of every place where independent jobs wait their turn.
+//!
+//! A job answers its caller whatever happens to it: with its result, with `Timeout` when its deadline passes in the
+//! queue or at work, with `Panicked` when it panics (the worker lives on), with `Canceled` when the pool was cut off.
+//! A caller that gives up frees its place in the queue, or stops its job if that has begun.
+
+use std::{fmt, future::Future, num::NonZeroUsize, sync::Arc};
+
+use crate::{
+    CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Reply, Supervisor, Tally, TaskSpec,
+    supervisor::catch_panic,
+};
+
+/// The declaration of a pool: its lane, its workers' kind, and how many there are.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolSpec {
+    /// Where jobs wait.
+    pub lane: LaneSpec,
+    /// What the workers are called.
+    pub task: TaskSpec,
+    /// How many jobs run at once.
+    pub workers: NonZeroUsize,
+}
+
+/// The handle of a pool. Cloning shares it; when the last clone is dropped, the workers finish what is queued and end.
+pub struct Pool<J, R> {
+    lane: Lane<Job<J, R>>,
+}
+
+struct Job<J, R> {
+    input: J,
+    bytes: usize,
+    deadline: Deadline,
+    reply: Reply<R>,
+}
+
+impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
+    /// Starts the workers on `supervisor`. `work` runs each job; it sees the deadline it should keep.
+    ///
+    /// When the supervisor asks to stop, the lane refuses newcomers at once and the workers drain it.
+    pub fn start<F, Fut>(supervisor: &Supervisor, spec: PoolSpec, work: F) -> Self
+    where
+        F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+    {
+        let (lane, inbox) = Lane::open(spec.lane, supervisor.metrics());
+        Self::employ(supervisor, spec, lane, inbox, work)
+    }
+
+    /// Like [`start`](Pool::start), with jobs that hold bytes of a shared budget from
+    /// [`call_weighing`](Pool::call_weighing) until they are done.
+    pub fn start_weighed<F, Fut>(
+        supervisor: &Supervisor,
+        spec: PoolSpec,
+        budget: &MemoryBudget,
+        work: F,
+    ) -> Self
+    where
+        F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+    {
+        let (lane, inbox) =
+            Lane::open_weighed(spec.lane, supervisor.metrics(), budget, |job: &Job<J, R>| job.bytes);
+        Self::employ(supervisor, spec, lane, inbox, work)
+    }
+
+    fn employ<F, Fut>(
+        supervisor: &Supervisor,
+        spec: PoolSpec,
+        lane: Lane<Job<J, R>>,
+        inbox: Inbox<Job<J, R>>,
+        work: F,
+    ) -> Self
+    where
+        F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+    {
+        let metrics = supervisor.metrics();
+        let worker = Arc::new(Worker {
+            work,
+            kind: spec.task.name,
+            panicked: metrics.tally(Counter::TasksPanicked, spec.task.name),
+            canceled: metrics.tally(Counter::TasksCanceled, spec.task.name),
+        });
+        for _ in 0..spec.workers.get() {
+            let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
+            supervisor.spawn(spec.task, |_| async move {
+                while let Some(held) = inbox.recv_held().await {
+                    worker.run(held.item).await;
+                }
+            });
+        }
+        lane.close_on(&supervisor.stop());
+        Pool { lane }
+    }
+
+    /// Runs a job and waits for its result. Dropping the future gives the job up.
+    ///
+    /// # Errors
+    /// `Busy` at once when the lane is full, `Timeout` at the deadline, `Panicked`, or `Canceled` when the pool stops
+    /// before the job is done.
+    pub async fn call(&self, op: &'static str, input: J, deadline: Deadline) -> Result<R, CallError> {
+        self.call_weighing(op, input, 0, deadline).await
+    }
+
+    /// [`call`](Pool::call) for a job that holds `bytes` of the pool's memory budget.
+    ///
+    /// # Errors
+    /// As [`call`](Pool::call), and `Busy` when the budget is spent.
+    pub async fn call_weighing(
+        &self,
+        op: &'static str,
+        input: J,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Result<R, CallError> {
+        self.lane.call(op, deadline, |reply| Job { input, bytes, deadline, reply }).await
+    }
+
+    /// Jobs waiting for a worker.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.lane.depth()
+    }
+}
+
+impl<J, R> Clone for Pool<J, R> {
+    fn clone(&self) -> Self {
+        Pool { lane: self.lane.clone() }
+    }
+}
+
+impl<J, R> fmt::Debug for Pool<J, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pool").field(&self.lane).finish()
+    }
+}
+
+/// What all workers of a pool share.
+struct Worker<F> {
+    work: F,
+    kind: &'static str,
+    panicked: Tally,
+    canceled: Tally,
+}
+
+impl<F> Worker<F> {
+    async fn run<J, R, Fut>(&self, job: Job<J, R>)
+    where
+        F: Fn(J, Deadline) -> Fut,
+        Fut: Future<Output = R>,
+    {
+        let Job { input, deadline, mut reply, .. } = job;
+        let op = reply.op();
+        if deadline.has_passed() {
+            return reply.refuse(CallError::Timeout { op });
+        }
+        // The call of `work` is inside, so that a panic before its first `.await` is caught too.
+        let work = catch_panic(async { (self.work)(input, deadline).await });
+        let outcome = tokio::select! {
+            biased;
+            outcome = deadline.limit(op, work) => outcome,
+            () = reply.abandoned() => {
+                self.canceled.add(1);
+                return;
+            }
+        };
+        match outcome {
+            Ok(Ok(result)) => reply.send(result),
+            Ok(Err(panic)) => {
+                self.panicked.add(1);
+                tracing::error!(kind = self.kind, op, panic, "job panicked");
+                reply.refuse(CallError::Panicked { op });
+            }
+            Err(late) => reply.refuse(late),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Asking to stop: the latch that carries the request, and what is reported at the end.
+//!
+//! A request cannot be missed: whoever asks the latch before it is set is woken by it, whoever asks after sees it
+//! set. It is never taken back, so asking twice is harmless.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    Deadline,
+    planted::{Bug, is_planted},
+    sync::{
+        Mutex, Seat, WakerSet,
+        atomic::{AtomicBool, Ordering},
+        lock,
+    },
+};
+
+/// Something that happens once and stays happened.
+pub(crate) struct Latch {
+    set: AtomicBool,
+    state: Mutex<LatchState>,
+}
+
+#[derive(Default)]
+struct LatchState {
+    waiting: WakerSet,
+    hooks: BTreeMap<u64, Box<dyn FnOnce() + Send>>,
+    hooks_seen: u64,
+}
+
+impl Latch {
+    pub(crate) fn new() -> Self {
+        Latch { set: AtomicBool::new(false), state: Mutex::new(LatchState::default()) }
+    }
+
+    /// Sets it. Returns whether this call was the one that did. Hooks have run when it returns.
+    pub(crate) fn set(&self) -> bool {
+        let (woken, hooks) = {
+            let mut state = lock(&self.state);
+            // Under the lock, so that a waiter that saw `false` under the same lock is in the set we take.
+            if self.set.swap(true, Ordering::AcqRel) {
+                return false;
+            }
+            (state.waiting.take(), std::mem::take(&mut state.hooks))
+        };
+        hooks.into_values().for_each(|hook| hook());
+        if !is_planted(Bug::LostStop) {
+            woken.wake();
+        }
+        true
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Acquire)
+    }
+
+    /// Runs `hook` inside the call that sets the latch, or now if it is set already. Returns the number by which it
+    /// can be forgotten.
+    fn on_set(&self, hook: impl FnOnce() + Send + 'static) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if self.is_set() {
+            drop(state);
+            hook();
+            return None;
+        }
+        state.hooks_seen += 1;
+        let id = state.hooks_seen;
+        state.hooks.insert(id, Box::new(hook));
+        Some(id)
+    }
+
+    fn forget(&self, hook: u64) {
+        let forgotten = lock(&self.state).hooks.remove(&hook);
+        drop(forgotten);
+    }
+
+    pub(crate) fn wait(&self) -> Wait<'_> {
+        Wait { latch: self, seat: Seat::default() }
+    }
+}
+
+/// See [`Latch::wait`].
+pub(crate) struct Wait<'a> {
+    latch: &'a Latch,
+    seat: Seat,
+}
+
+impl Future for Wait<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.latch.is_set() {
+            return Poll::Ready(());
+        }
+        let this = &mut *self;
+        let mut state = lock(&this.latch.state);
+        if this.latch.is_set() {
+            return Poll::Ready(());
+        }
+        state.waiting.join(&mut this.seat, cx.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.seat.is_taken() && !self.latch.is_set() {
+            lock(&self.latch.state).waiting.leave(self.seat);
+        }
+    }
+}
+
+/// A task's view of the request to stop. Cloning shares it.
+///
+/// Put [`Stop::requested`] into every `select!` loop. When it fires, take no new work, finish what is begun, return.
+#[derive(Clone)]
+pub struct Stop {
+    shared: Arc<StopShared>,
+}
+
+struct StopShared {
+    latch: Latch,
+    drain_until: OnceLock<Deadline>,
+}
+
+impl Stop {
+    pub(crate) fn new() -> Self {
+        Stop { shared: Arc::new(StopShared { latch: Latch::new(), drain_until: OnceLock::new() }) }
+    }
+
+    pub(crate) fn request(&self, drain_until: Deadline) {
+        let _ = self.shared.drain_until.set(drain_until);
+        self.shared.latch.set();
+    }
+
+    /// Resolves when the task should stop. Dropping the future loses nothing; ask again as often as you like.
+    pub async fn requested(&self) {
+        self.shared.latch.wait().await;
+    }
+
+    /// Whether the task should stop.
+    #[must_use]
+    pub fn is_requested(&self) -> bool {
+        self.shared.latch.is_set()
+    }
+
+    /// Until when the task may drain, once it has been asked to stop.
+    #[must_use]
+    pub fn drain_until(&self) -> Option<Deadline> {
+        self.shared.drain_until.get().copied()
+    }
+
+    /// Runs `hook` the moment the stop is requested, inside the requesting call, or at once if that has happened.
+    /// For closing an intake before anything else; the hook must not block. Dropping the guard forgets the hook.
+    pub fn on_request(&self, hook: impl FnOnce() + Send + 'static) -> StopHook {
+        StopHook { stop: self.clone(), id: self.shared.latch.on_set(hook) }
+    }
+}
+
+/// Keeps a hook of [`Stop::on_request`] in place.
+#[derive(Debug)]
+#[must_use = "dropping it forgets the hook"]
+pub struct StopHook {
+    stop: Stop,
+    id: Option<u64>,
+}
+
+impl Drop for StopHook {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.stop.shared.latch.forget(id);
+        }
+    }
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stop").field("requested", &self.is_requested()).finish()
+    }
+}
+
+/// Where a supervisor is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Tasks run and may be added.
+    Running,
+    /// Asked to stop; what was begun is being finished.
+    Draining,
+    /// The drain deadline has passed; what is left is cut off.
+    Aborting,
+    /// Nothing runs any more.
+    Stopped,
+}
+
+/// How a shutdown went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stopped {
+    /// Tasks that ended by themselves between the request and the deadline.
+    pub drained: usize,
+    /// Tasks that had to be cut off.
+    pub aborted: usize,
+    /// From the request to the end.
+    pub elapsed: Duration,
+}
