@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{task::coop::cooperative, time::Instant};
 
 use crate::{
     Counter, LaneSpec, Metrics, Tally,
@@ -24,6 +24,10 @@ use crate::{
 
 /// A lagging feed warns at most this often; the counter has every loss.
 const WARN_EVERY: Duration = Duration::from_secs(5);
+
+/// Events a subscriber takes per visit to the lock. Sixteen make the lock cheap; more would only make a slow
+/// subscriber hold on to events that the feed could have shed.
+const READ_AHEAD: usize = 16;
 
 /// What a subscriber receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,8 +69,9 @@ impl<T> State<T> {
         self.first + self.events.len() as u64
     }
 
-    /// What the subscriber that has read up to `next` reads next, if it is there.
-    fn read(&mut self, next: &mut u64) -> Option<Event<T>>
+    /// What the subscriber that has read up to `next` reads next, if it is there. A few more that are ready go into
+    /// `ahead`, so that a subscriber with a backlog does not come back to the lock for each of them.
+    fn read(&mut self, next: &mut u64, ahead: &mut VecDeque<T>) -> Option<Event<T>>
     where
         T: Clone,
     {
@@ -75,16 +80,23 @@ impl<T> State<T> {
             *next = self.first;
             return Some(Event::Missed(missed));
         }
-        let at = usize::try_from(*next - self.first).ok()?;
-        let (event, unread) = self.events.get_mut(at)?;
-        // Counted down before the clone: if that panics, the event is skipped and not read twice.
-        *unread -= 1;
-        *next += 1;
-        let event = if *unread == 0 { event.take() } else { event.clone() };
-        if at == 0 {
+        let from = usize::try_from(*next - self.first).ok()?;
+        let mut item = None;
+        for at in from..self.events.len().min(from + READ_AHEAD) {
+            let (event, unread) = &mut self.events[at];
+            // Counted down before the clone: if that panics, the event is skipped and not read twice.
+            *unread -= 1;
+            *next += 1;
+            let event = if *unread == 0 { event.take() } else { event.clone() };
+            match item {
+                None => item = event,
+                Some(_) => ahead.extend(event),
+            }
+        }
+        if from == 0 {
             self.trim();
         }
-        event.map(Event::Item)
+        item.map(Event::Item)
     }
 
     fn warning_is_due(&mut self) -> bool {
@@ -172,7 +184,7 @@ impl<T: Clone> Feed<T> {
             state.subscribers += 1;
             state.end()
         };
-        Subscriber { shared, next }
+        Subscriber { shared, next, ahead: VecDeque::new() }
     }
 }
 
@@ -214,19 +226,24 @@ pub struct Subscriber<T: Clone> {
     shared: Arc<Shared<T>>,
     /// Sequence number of the next event to read.
     next: u64,
+    /// Read already, not yet asked for.
+    ahead: VecDeque<T>,
 }
 
 impl<T: Clone> Subscriber<T> {
     /// The next event, or how many were missed; `None` when the feed has ended and everything was read. Dropping
     /// the future loses nothing.
     pub async fn recv(&mut self) -> Option<Event<T>> {
-        Recv { subscriber: self, seat: Seat::default() }.await
+        cooperative(Recv { subscriber: self, seat: Seat::default() }).await
     }
 
     /// The next event if there is one already.
     pub fn try_recv(&mut self) -> Option<Event<T>> {
+        if let Some(event) = self.ahead.pop_front() {
+            return Some(Event::Item(event));
+        }
         let mut state = lock(&self.shared.state);
-        let event = state.read(&mut self.next)?;
+        let event = state.read(&mut self.next, &mut self.ahead)?;
         let warn = matches!(event, Event::Missed(_)) && state.warning_is_due();
         drop(state);
         Some(self.shared.noting_loss(event, warn))
@@ -267,8 +284,11 @@ impl<T: Clone> Future for Recv<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Recv { subscriber, seat } = &mut *self;
+        if let Some(event) = subscriber.ahead.pop_front() {
+            return Poll::Ready(Some(Event::Item(event)));
+        }
         let mut state = lock(&subscriber.shared.state);
-        if let Some(event) = state.read(&mut subscriber.next) {
+        if let Some(event) = state.read(&mut subscriber.next, &mut subscriber.ahead) {
             let warn = matches!(event, Event::Missed(_)) && state.warning_is_due();
             drop(state);
             return Poll::Ready(Some(subscriber.shared.noting_loss(event, warn)));

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{sync::oneshot, task::coop::cooperative, time::Instant};
 
 use crate::{
     CallError, Counter, Deadline, LaneSpec, MemoryBudget, Metrics, Overflow, Stop, StopHook, Tally,
@@ -256,7 +256,9 @@ impl<T> Lane<T> {
             }),
         };
         pushed.map_err(|refused| match refused {
-            Refused::Full(parcel) => (shared.busy(shared.spec.name), parcel.item),
+            Refused::Full { item: parcel, taken } => {
+                (shared.refusal(shared.spec.name, taken, shared.spec.capacity), parcel.item)
+            }
             Refused::Closed(parcel) => (CallError::Canceled, parcel.item),
         })
     }
@@ -277,12 +279,15 @@ impl<T> Shared<T> {
         }
     }
 
-    #[cold]
+    /// The refusal when the budget is spent, whatever the queue holds.
     fn busy(&self, what: &'static str) -> CallError {
+        self.refusal(what, self.queue.taken(), self.queue.len())
+    }
+
+    fn refusal(&self, what: &'static str, taken: u64, waiting: usize) -> CallError {
         self.refused.add(1);
-        let (taken, waiting) = (self.queue.taken(), self.queue.len());
         let mut drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner);
-        CallError::Busy { what, retry_after: drain.retry_after(taken, waiting, crate::now()) }
+        CallError::Busy { what, retry_after: drain.retry_after(taken, waiting) }
     }
 }
 
@@ -309,12 +314,14 @@ impl<T> Inbox<T> {
     /// The oldest item as soon as there is one; `None` once the lane is closed and empty. Dropping the future loses
     /// nothing.
     pub async fn recv(&self) -> Option<T> {
-        self.consumer.0.queue.recv().await.map(|parcel| parcel.item)
+        cooperative(self.consumer.0.queue.recv()).await.map(|parcel| parcel.item)
     }
 
     /// Like [`recv`](Inbox::recv), and keeps the item's share of the memory budget taken until `Held` is dropped.
     pub async fn recv_held(&self) -> Option<Held<T>> {
-        self.consumer.0.queue.recv().await.map(|Parcel { item, weight }| Held { item, _weight: weight })
+        cooperative(self.consumer.0.queue.recv())
+            .await
+            .map(|Parcel { item, weight }| Held { item, _weight: weight })
     }
 
     /// The oldest item if there is one now.
@@ -535,31 +542,39 @@ struct DrainRate {
     taken: u64,
     /// Items per second, as of the last look; `None` before the first.
     rate: Option<f64>,
+    refusals: u32,
 }
 
 impl DrainRate {
+    /// The clock is read for one refusal in so many: a refusal should cost less than what it refuses.
+    const READ_EVERY: u32 = 16;
     /// Looks closer together than this say more about the scheduler than about the queue.
     const LOOK_EVERY: Duration = Duration::from_millis(20);
     const SHORTEST: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_secs(5);
 
     fn new(now: Instant) -> Self {
-        DrainRate { at: now, taken: 0, rate: None }
+        DrainRate { at: now, taken: 0, rate: None, refusals: 0 }
     }
 
     /// The time in which half of what waits will have been taken: sooner is likely to be refused again, later
     /// leaves consumers idle.
-    fn retry_after(&mut self, taken: u64, waiting: usize, now: Instant) -> Duration {
-        let elapsed = now.saturating_duration_since(self.at);
-        if elapsed >= Self::LOOK_EVERY {
-            self.rate = Some((taken - self.taken) as f64 / elapsed.as_secs_f64());
-            (self.at, self.taken) = (now, taken);
+    fn retry_after(&mut self, taken: u64, waiting: usize) -> Duration {
+        if self.refusals % Self::READ_EVERY == 0 {
+            self.look(taken, crate::now());
         }
-        let Some(rate) = self.rate else {
-            return Self::SHORTEST;
-        };
+        self.refusals = self.refusals.wrapping_add(1);
+        let Some(rate) = self.rate else { return Self::SHORTEST };
         let seconds = waiting as f64 / 2.0 / rate;
         Duration::try_from_secs_f64(seconds).unwrap_or(Self::LONGEST).clamp(Self::SHORTEST, Self::LONGEST)
+    }
+
+    fn look(&mut self, taken: u64, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at);
+        if elapsed >= Self::LOOK_EVERY {
+            self.rate = Some(taken.saturating_sub(self.taken) as f64 / elapsed.as_secs_f64());
+            (self.at, self.taken) = (now, taken);
+        }
     }
 }
 

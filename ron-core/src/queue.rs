@@ -27,7 +27,11 @@ pub(crate) struct Ticket(u64);
 /// Why an item was not taken. It comes back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused<T> {
-    Full(T),
+    /// No room, after so many items were handed out in all.
+    Full {
+        item: T,
+        taken: u64,
+    },
     Closed(T),
 }
 
@@ -112,7 +116,7 @@ impl<T> Queue<T> {
                 return Err(Refused::Closed(item));
             }
             if !state.has_room(self.capacity) {
-                return Err(Refused::Full(item));
+                return Err(Refused::Full { item, taken: state.taken });
             }
             state.append(item)
         };

@@ -45,9 +45,9 @@ pub enum Restart {
     Never,
     /// After a pause with full jitter, as long as the budget lasts.
     Backoff {
-        /// Ceiling of the first pause; later ceilings double.
+        /// Shortest pause.
         min: Duration,
-        /// Highest ceiling.
+        /// Longest pause. The ceiling under which a pause is drawn doubles with every failure up to this.
         max: Duration,
         /// Restarts allowed within `window`; one more failure is fatal.
         budget: u32,
@@ -834,18 +834,7 @@ impl Group {
         self.shared.runtime.spawn(async move {
             let began = crate::now();
             let mut report = group.stop_own().await;
-            loop {
-                let youngest = {
-                    let mut children = group.children.lock().unwrap_or_else(PoisonError::into_inner);
-                    let child = children.pop();
-                    if child.is_none() {
-                        // Decided under the lock: a child that comes later sees the phase and stops itself.
-                        group.enter_phase(Phase::Stopped);
-                    }
-                    child
-                };
-                let Some(child) = youngest else { break };
-                let Some(child) = child.upgrade() else { continue };
+            while let Some(child) = group.youngest_child() {
                 child.begin_shutdown();
                 child.stopped.wait().await;
                 let theirs = child.report.get().copied().unwrap_or_default();
@@ -857,6 +846,19 @@ impl Group {
             let _ = group.report.set(report);
             group.stopped.set();
         });
+    }
+
+    /// The child to stop next. When there is none left, this group has stopped; that is decided under the lock, so
+    /// that a child which comes later sees the phase and stops itself.
+    fn youngest_child(&self) -> Option<Arc<Group>> {
+        let mut children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
+        // A stopped child stays listed until here, so that a hurry reaches the one that is draining now.
+        children.retain(|child| child.upgrade().is_some_and(|child| !child.stopped.is_set()));
+        let youngest = children.last().and_then(Weak::upgrade);
+        if youngest.is_none() {
+            self.enter_phase(Phase::Stopped);
+        }
+        youngest
     }
 
     /// Drains this group's own tasks and cuts off what is left.

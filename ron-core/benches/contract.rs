@@ -1,0 +1,315 @@
+//! What the contract costs: each part beside the bare thing it is built in place of.
+//!
+//! `cargo bench -p ron-core` prints, for every comparison, the median of interleaved rounds and the median of the
+//! per-round ratios. Rounds alternate between ours and the other, so that a slow moment of the machine hits both.
+//! Lanes, feeds and pools run with their metrics registered.
+
+#![allow(clippy::disallowed_methods, reason = "the bare side of each comparison is what the lint forbids")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "a bench is not an API")]
+
+use std::{
+    hint::black_box,
+    num::NonZeroUsize,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use prometheus_client::registry::Registry;
+use ron_core::{Deadline, Event, Feed, Lane, LaneSpec, Metrics, Pool, PoolSpec, Supervisor, TaskSpec};
+use tokio::{
+    runtime::Runtime,
+    sync::{Semaphore, broadcast, mpsc},
+    task::JoinSet,
+};
+
+const ROUNDS: usize = 15;
+const CAPACITY: usize = 512;
+const WORK: LaneSpec = LaneSpec::new("bench", "work", CAPACITY);
+const EVENTS: LaneSpec = LaneSpec::feed("bench", "events", 1024);
+
+fn main() {
+    // `cargo test --benches` only checks that it runs.
+    let quick = std::env::args().any(|arg| arg == "--test");
+    let filter: Option<String> = std::env::args().nth(1).filter(|arg| !arg.starts_with('-'));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let bench =
+        Bench { runtime, rounds: if quick { 1 } else { ROUNDS }, scale: if quick { 100 } else { 1 }, filter };
+    println!("{:<44} {:>12} {:>12} {:>8}", "comparison", "ours/s", "bare/s", "ratio");
+    for producers in [1, 4, 16] {
+        let items = 400_000;
+        bench.compare(
+            &format!("lane, wait for room, {producers} producers"),
+            items,
+            |runtime, items| runtime.block_on(lane_wait(producers, items)),
+            |runtime, items| runtime.block_on(mpsc_wait(producers, items)),
+        );
+        bench.compare(
+            &format!("lane, refuse when full, {producers} producers"),
+            items,
+            |runtime, items| runtime.block_on(lane_try(producers, items)),
+            |runtime, items| runtime.block_on(mpsc_try(producers, items)),
+        );
+    }
+    for subscribers in [1, 4, 16] {
+        bench.compare(
+            &format!("feed, {subscribers} subscribers"),
+            200_000 / subscribers,
+            move |runtime, items| runtime.block_on(feed(subscribers, items)),
+            move |runtime, items| runtime.block_on(broadcast(subscribers, items)),
+        );
+    }
+    for callers in [1, 16, 64] {
+        bench.compare(
+            &format!("pool of 8, {callers} callers"),
+            100_000,
+            move |runtime, items| runtime.block_on(pool(callers, items)),
+            move |runtime, items| runtime.block_on(semaphore_and_spawn(callers, items)),
+        );
+    }
+}
+
+struct Bench {
+    runtime: Runtime,
+    rounds: usize,
+    scale: usize,
+    filter: Option<String>,
+}
+
+impl Bench {
+    fn compare(
+        &self,
+        name: &str,
+        items: usize,
+        ours: impl Fn(&Runtime, usize),
+        bare: impl Fn(&Runtime, usize),
+    ) {
+        if self.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
+            return;
+        }
+        let items = items / self.scale;
+        let time = |run: &dyn Fn(&Runtime, usize)| {
+            let began = Instant::now();
+            run(&self.runtime, items);
+            began.elapsed().as_secs_f64()
+        };
+        time(&ours);
+        time(&bare);
+        let (mut our_times, mut bare_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..self.rounds {
+            // Who goes first alternates too.
+            let (our_time, bare_time) = if round % 2 == 0 {
+                let our_time = time(&ours);
+                (our_time, time(&bare))
+            } else {
+                let bare_time = time(&bare);
+                (time(&ours), bare_time)
+            };
+            our_times.push(our_time);
+            bare_times.push(bare_time);
+            ratios.push(bare_time / our_time);
+        }
+        let rate = |times| items as f64 / median(times);
+        println!("{name:<44} {:>12.0} {:>12.0} {:>7.2}x", rate(our_times), rate(bare_times), median(ratios));
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn registered() -> (Registry, Metrics) {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register("bench", &mut registry);
+    (registry, metrics)
+}
+
+fn later() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+async fn lane_wait(producers: usize, items: usize) {
+    let (_registry, metrics) = registered();
+    let (lane, inbox) = Lane::<usize>::open(WORK, &metrics);
+    let mut tasks = JoinSet::new();
+    for _ in 0..producers {
+        let lane = lane.clone();
+        let deadline = later();
+        tasks.spawn(async move {
+            for item in 0..items / producers {
+                lane.push(item, deadline).await.unwrap();
+            }
+        });
+    }
+    drop(lane);
+    tasks.spawn(async move {
+        while let Some(item) = inbox.recv().await {
+            black_box(item);
+        }
+    });
+    tasks.join_all().await;
+}
+
+async fn mpsc_wait(producers: usize, items: usize) {
+    let (sender, mut receiver) = mpsc::channel::<usize>(CAPACITY);
+    let mut tasks = JoinSet::new();
+    for _ in 0..producers {
+        let sender = sender.clone();
+        tasks.spawn(async move {
+            for item in 0..items / producers {
+                sender.send(item).await.unwrap();
+            }
+        });
+    }
+    drop(sender);
+    tasks.spawn(async move {
+        while let Some(item) = receiver.recv().await {
+            black_box(item);
+        }
+    });
+    tasks.join_all().await;
+}
+
+async fn lane_try(producers: usize, items: usize) {
+    let (_registry, metrics) = registered();
+    let (lane, inbox) = Lane::<usize>::open(WORK, &metrics);
+    let mut tasks = JoinSet::new();
+    for _ in 0..producers {
+        let lane = lane.clone();
+        tasks.spawn(async move {
+            for item in 0..items / producers {
+                while lane.try_push(item).is_err() {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    drop(lane);
+    tasks.spawn(async move {
+        while let Some(item) = inbox.recv().await {
+            black_box(item);
+        }
+    });
+    tasks.join_all().await;
+}
+
+async fn mpsc_try(producers: usize, items: usize) {
+    let (sender, mut receiver) = mpsc::channel::<usize>(CAPACITY);
+    let mut tasks = JoinSet::new();
+    for _ in 0..producers {
+        let sender = sender.clone();
+        tasks.spawn(async move {
+            for item in 0..items / producers {
+                while sender.try_send(item).is_err() {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    drop(sender);
+    tasks.spawn(async move {
+        while let Some(item) = receiver.recv().await {
+            black_box(item);
+        }
+    });
+    tasks.join_all().await;
+}
+
+/// Events go out in bursts that fit, so that nobody lags and both sides do the same work.
+const BURST: usize = 256;
+
+async fn feed(subscribers: usize, items: usize) {
+    let (_registry, metrics) = registered();
+    let feed = Feed::<usize>::open(EVENTS, &metrics);
+    let read = Arc::new(Semaphore::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..subscribers {
+        let (mut subscriber, read) = (feed.subscribe(), Arc::clone(&read));
+        tasks.spawn(async move {
+            while let Some(Event::Item(item)) = subscriber.recv().await {
+                if item % BURST == BURST - 1 {
+                    read.add_permits(1);
+                }
+            }
+        });
+    }
+    tasks.spawn(async move {
+        for item in 0..items {
+            feed.publish(item);
+            if item % BURST == BURST - 1 {
+                read.acquire_many(subscribers as u32).await.unwrap().forget();
+            }
+        }
+    });
+    tasks.join_all().await;
+}
+
+async fn broadcast(subscribers: usize, items: usize) {
+    let (sender, _) = broadcast::channel::<usize>(EVENTS.capacity);
+    let read = Arc::new(Semaphore::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..subscribers {
+        let (mut receiver, read) = (sender.subscribe(), Arc::clone(&read));
+        tasks.spawn(async move {
+            while let Ok(item) = receiver.recv().await {
+                if item % BURST == BURST - 1 {
+                    read.add_permits(1);
+                }
+            }
+        });
+    }
+    tasks.spawn(async move {
+        for item in 0..items {
+            let _ = sender.send(item);
+            if item % BURST == BURST - 1 {
+                read.acquire_many(subscribers as u32).await.unwrap().forget();
+            }
+        }
+    });
+    tasks.join_all().await;
+}
+
+const WORKERS: usize = 8;
+
+async fn pool(callers: usize, items: usize) {
+    let (_registry, metrics) = registered();
+    let supervisor = Supervisor::builder("bench").metrics(metrics).start();
+    let spec = PoolSpec {
+        lane: WORK,
+        task: TaskSpec::new("bench", "worker"),
+        workers: NonZeroUsize::new(WORKERS).unwrap(),
+    };
+    let pool = Pool::start(&supervisor, spec, |job: usize, _| async move { job + 1 });
+    let mut tasks = JoinSet::new();
+    for _ in 0..callers {
+        let pool = pool.clone();
+        tasks.spawn(async move {
+            for job in 0..items / callers {
+                black_box(pool.call("job", job, later()).await.unwrap());
+            }
+        });
+    }
+    tasks.join_all().await;
+    supervisor.shutdown().await;
+}
+
+/// What a pool stands in for: a permit, a task, and a deadline for the caller.
+async fn semaphore_and_spawn(callers: usize, items: usize) {
+    let permits = Arc::new(Semaphore::new(WORKERS));
+    let mut tasks = JoinSet::new();
+    for _ in 0..callers {
+        let permits = Arc::clone(&permits);
+        tasks.spawn(async move {
+            for job in 0..items / callers {
+                let permit = Arc::clone(&permits).acquire_owned().await.unwrap();
+                let running = tokio::spawn(async move {
+                    let _permit = permit;
+                    job + 1
+                });
+                let answer = tokio::time::timeout(Duration::from_secs(60), running).await;
+                black_box(answer.unwrap().unwrap());
+            }
+        });
+    }
+    tasks.join_all().await;
+}
