@@ -1,6 +1,7 @@
 //! The runtime contract of the ron family.
 
 mod backoff;
+mod breaker;
 mod config;
 mod deadline;
 mod error;
@@ -16,6 +17,7 @@ mod supervisor;
 mod sync;
 
 pub use backoff::{Backoff, BackoffPolicy};
+pub use breaker::{Admission, Breaker, BreakerOpen, BreakerSettings, BreakerState, Probing};
 pub use config::{Capacity, ConfigError, Ratio};
 pub use deadline::{Deadline, now};
 pub use error::{CallError, ErrorKind, Refusal};
