@@ -5,6 +5,7 @@ mod breaker;
 mod config;
 mod deadline;
 mod error;
+mod gate;
 mod id;
 mod inventory;
 mod metrics;
@@ -21,6 +22,7 @@ pub use breaker::{Admission, Breaker, BreakerOpen, BreakerSettings, BreakerState
 pub use config::{Capacity, ConfigError, Ratio};
 pub use deadline::{Deadline, now};
 pub use error::{CallError, ErrorKind, Refusal};
+pub use gate::{ClientKey, Gate, GateLimits, GateSettings, Pass};
 pub use id::{ContentId, Distance, IdError, NodeId};
 pub use inventory::{Inventory, LaneKind, LaneSpec, LockSpec, Overflow, TaskSpec};
 pub use metrics::{Counter, Metrics, Tally};
