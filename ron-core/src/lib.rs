@@ -9,6 +9,7 @@ mod gate;
 mod id;
 mod inventory;
 mod metrics;
+mod pacer;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 #[cfg(not(feature = "planted-bugs"))]
@@ -26,5 +27,6 @@ pub use gate::{ClientKey, Gate, GateLimits, GateSettings, Pass};
 pub use id::{ContentId, Distance, IdError, NodeId};
 pub use inventory::{Inventory, LaneKind, LaneSpec, LockSpec, Overflow, TaskSpec};
 pub use metrics::{Counter, Metrics, Tally};
+pub use pacer::Pacer;
 pub use retry::{Retry, RetryBudget};
 pub use supervisor::Restart;
