@@ -618,6 +618,36 @@ mod tests {
     }
 
     #[test]
+    fn a_table_full_of_calls_in_flight_refuses_newcomers_and_serves_the_known() {
+        let wide = GateLimits {
+            per_second: RATE_MAX,
+            burst: RATE_MAX,
+            in_flight: 10_000,
+            ..ALL
+        };
+        let gate = gate(GateSettings {
+            newcomer_share: Ratio::percent(100),
+            clients: 1,
+            ..GateSettings::new(wide, wide)
+        });
+        let inside: Vec<(u32, Pass)> = (0..5_000)
+            .filter_map(|number| Some((number, gate.enter_at(client(number), 0, 0).ok()?)))
+            .collect();
+        assert_eq!(
+            inside.len(),
+            SHARDS * WAYS,
+            "one for each way of the smallest table"
+        );
+        let refused = gate.enter_at(client(9_999), 0, 0).unwrap_err();
+        assert_eq!(wait_of(&refused), PLACE_WAIT);
+        for (number, _) in &inside {
+            drop(gate.enter_at(client(*number), 0, 0).unwrap());
+        }
+        drop(inside);
+        drop(gate.enter_at(client(9_999), 0, 0).unwrap());
+    }
+
+    #[test]
     fn refusals_are_counted_under_the_name_of_the_gate() {
         let metrics = Metrics::default();
         let gate = Gate::new("http", SETTINGS, &metrics).unwrap();

@@ -340,6 +340,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn dropping_it_makes_no_further_try() {
+        let (retry, _) = fetch();
+        let tries = Cell::new(0);
+        let run = retry.run::<Infallible, CallError, _, _>(Deadline::after(10 * SECOND), || {
+            tries.set(tries.get() + 1);
+            async { Err(busy(SECOND)) }
+        });
+        assert!(tokio::time::timeout(SECOND / 2, run).await.is_err());
+        tokio::time::sleep(10 * SECOND).await;
+        assert_eq!(tries.get(), 1);
+    }
+
+    #[test]
+    fn a_run_may_move_between_threads() {
+        fn check(_: impl Send) {}
+        let (retry, _) = fetch();
+        check(retry.run(Deadline::at(now()), || async { Ok::<(), CallError>(()) }));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn in_an_overload_retries_are_a_tenth_of_the_load() {
         let (retry, metrics) = fetch();
         let mut tries = 0;

@@ -78,6 +78,11 @@ impl Meter {
     /// or `Err` with the time after which it is allowed. A cost above the window counts as a whole window: it waits
     /// until nothing is owed, and one absurd claim cannot put everybody in debt for a year.
     pub(crate) fn check(&self, clear_at: u64, cost: u64, now: u64) -> Result<u64, u64> {
+        // Free takes move nothing. Two cores read the clock before they queue for the lock, so `now` may be a little
+        // in the past, and a full debt clamped there would shrink.
+        if cost == 0 {
+            return Ok(clear_at);
+        }
         let owed = self.owed(clear_at, now).saturating_add(cost.min(self.window));
         match owed.checked_sub(self.window) {
             None | Some(0) => Ok(now.saturating_add(owed)),
@@ -139,6 +144,14 @@ mod tests {
     fn a_stepped_clock_and_a_slower_past_owe_one_window_at_most() {
         let meter = Meter::of_requests(1_000, 10);
         assert_eq!(meter.check(u64::MAX, meter.one(), 0), Err(meter.one()));
+    }
+
+    #[test]
+    fn a_free_take_on_a_late_clock_does_not_shrink_the_debt() {
+        let meter = Meter::of_bytes(1_000, 1_000);
+        let full = meter.check(0, meter.window(), 500).unwrap();
+        assert_eq!(meter.check(full, 0, 100), Ok(full));
+        assert_eq!(meter.check(full, 1, 500), Err(1));
     }
 
     #[test]
