@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use ron_core::{CallError, Deadline, LaneSpec, Metrics, Phase, Pool, PoolSpec, Supervisor, TaskSpec};
+use ron_core::{CallError, Deadline, LaneSpec, Metrics, Phase, Pool, PoolSpec, Supervisor, TaskSpec, now};
 
 use super::{settle, soon};
 
@@ -33,7 +33,7 @@ async fn a_full_queue_refuses_at_once() {
     let (pool_tasks, callers) = (Supervisor::new("pool"), Supervisor::new("callers"));
     let pool = sleeper(&pool_tasks);
     fill(&callers, &pool).await;
-    let before = tokio::time::Instant::now();
+    let before = now();
     let refused = pool.call("sleep", LONG, Deadline::after(LONG)).await;
     assert!(matches!(refused, Err(CallError::Busy { what: "work", .. })), "{refused:?}");
     assert_eq!(before.elapsed(), Duration::ZERO);
@@ -43,7 +43,7 @@ async fn a_full_queue_refuses_at_once() {
 async fn a_deadline_is_kept() {
     let supervisor = Supervisor::new("pool");
     let pool = sleeper(&supervisor);
-    let before = tokio::time::Instant::now();
+    let before = now();
     let late = pool.call("sleep", LONG, soon()).await;
     assert_eq!(late, Err(CallError::Timeout { op: "sleep" }));
     assert_eq!(before.elapsed(), Duration::from_millis(100));

@@ -233,6 +233,9 @@ async fn the_pause_in_a_refusal_follows_the_rate_of_draining() {
     assert!((Duration::from_millis(400)..=Duration::from_millis(600)).contains(&last), "{last:?}");
 }
 
+/// A push that has not been admitted yet.
+type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), CallError>>>>;
+
 #[derive(Debug, Clone)]
 enum Step {
     Push(u8),
@@ -262,7 +265,7 @@ proptest! {
         runtime.block_on(async move {
             let (lane, inbox) = lane(LaneSpec::new("test", "model", capacity));
             let mut queued: VecDeque<u8> = VecDeque::new();
-            let mut waiting: Vec<(u8, std::pin::Pin<Box<dyn Future<Output = Result<(), CallError>>>>)> = Vec::new();
+            let mut waiting: Vec<(u8, Waiting)> = Vec::new();
             let mut closed = false;
             for step in steps {
                 match step {
@@ -280,7 +283,7 @@ proptest! {
                     Step::Wait(item) => {
                         let lane = lane.clone();
                         let deadline = Deadline::after(Duration::from_secs(3600));
-                        let mut push: std::pin::Pin<Box<dyn Future<Output = _>>> =
+                        let mut push: Waiting =
                             Box::pin(async move { lane.push(item, deadline).await });
                         let now = futures_poll(&mut push);
                         if closed {

@@ -1,6 +1,7 @@
 //! The runtime contract through its public handles, on a paused clock.
 
-#![allow(missing_docs, reason = "tests are not an API")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
+#![allow(clippy::disallowed_methods, reason = "tests hold threads back with plain channels")]
 
 mod contract;
 mod feeds;

@@ -11,7 +11,7 @@ use ron_core::{
     CallError, Deadline, Metrics, Phase, Restart, Stop, Stopped, Supervisor, Task, TaskEnd, TaskSpec, now,
 };
 
-use super::{explode, registered, series, settle, soon};
+use super::{explode, registered, series, soon};
 
 const TASK: TaskSpec = TaskSpec::new("test", "task");
 const PROMPT: TaskSpec = TaskSpec::new("test", "listener").restart(Restart::PROMPT);

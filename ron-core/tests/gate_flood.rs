@@ -1,0 +1,96 @@
+//! A million addresses at once must cost neither memory nor the clients who were there before.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use allocation_counter::measure;
+use ron_core::{ClientKey, Gate, GateLimits, GateSettings, Metrics, Pass};
+
+const ONE: GateLimits =
+    GateLimits { per_second: 10, burst: 20, in_flight: 4, bytes_per_second: 1 << 20, bytes_burst: 1 << 22 };
+const ALL: GateLimits = GateLimits {
+    per_second: 10_000,
+    burst: 1_000,
+    in_flight: 512,
+    bytes_per_second: 1 << 27,
+    bytes_burst: 1 << 28,
+};
+const SETTINGS: GateSettings = GateSettings { clients: 4_096, ..GateSettings::new(ONE, ALL) };
+
+fn stranger(number: u32) -> ClientKey {
+    // Spread over the address space; an odd factor keeps them distinct.
+    Ipv4Addr::from_bits(number.wrapping_mul(2_654_435_761)).into()
+}
+
+fn honest(number: u8) -> ClientKey {
+    ClientKey::from_bytes(&[b'h', number])
+}
+
+/// Twenty seconds, fifty thousand new addresses in each; half of those who get in stay for a while. Of the clients who
+/// were there before, a hundred come back every two seconds and one uses all that its own limit allows.
+#[tokio::test(start_paused = true)]
+async fn a_million_addresses_cost_neither_memory_nor_the_known_clients() {
+    let gate = Gate::new("http", SETTINGS, &Metrics::default()).unwrap();
+    for number in 0..=100 {
+        for _ in 0..2 {
+            drop(gate.enter(honest(number), 100).unwrap());
+        }
+    }
+
+    let mut staying: [Option<Pass>; 200] = [const { None }; 200];
+    let (mut allocations, mut admitted) = (0, 0_u32);
+    for tick in 0..1_000_u32 {
+        tokio::time::advance(Duration::from_millis(20)).await;
+        let used = measure(|| {
+            for number in tick * 1_000..(tick + 1) * 1_000 {
+                if let Ok(pass) = gate.enter(stranger(number), 100) {
+                    admitted += 1;
+                    if number % 2 == 0 {
+                        staying[admitted as usize % 200] = Some(pass);
+                    }
+                }
+            }
+            let known = honest(u8::try_from(tick % 100).expect("below a hundred"));
+            let pass = gate.enter(known, 100);
+            assert!(pass.is_ok(), "tick {tick}: {pass:?}");
+            if tick % 5 == 0 {
+                let regular = gate.enter(honest(100), 100);
+                assert!(regular.is_ok(), "tick {tick}: {regular:?}");
+            }
+        });
+        allocations += used.count_total;
+    }
+    assert_eq!(allocations, 0, "a flood must not allocate at all");
+    // Half of the burst, then half of the rate: 500 + 5000 a second.
+    assert!((95_000..=100_600).contains(&admitted), "{admitted}");
+    drop(staying);
+    assert_eq!(gate.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rotating_within_one_network_is_one_client() {
+    let gate = Gate::new("http", SETTINGS, &Metrics::default()).unwrap();
+    let network = u128::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0));
+    let admitted = (0..100_000_u128)
+        .filter(|host| {
+            let address = IpAddr::from(Ipv6Addr::from(network + host * 7));
+            gate.enter(address.into(), 0).is_ok()
+        })
+        .count();
+    assert_eq!(admitted, 20, "one burst");
+}
+
+#[test]
+fn the_memory_is_what_the_gate_says() {
+    let metrics = Metrics::default();
+    // The first gate of a name also makes its counter and declares its locks; the second only itself.
+    let _first = Gate::new("http", SETTINGS, &metrics).unwrap();
+    for clients in [1, 4_096, 32_768] {
+        let mut gate = None;
+        let used = measure(|| gate = Some(Gate::new("http", GateSettings { clients, ..SETTINGS }, &metrics)));
+        let gate = gate.expect("set above").unwrap();
+        assert_eq!(used.bytes_current, i64::try_from(gate.memory_bytes()).unwrap());
+    }
+}
