@@ -2,6 +2,7 @@
 
 mod config;
 mod deadline;
+pub mod disk;
 mod error;
 mod inventory;
 mod metrics;
@@ -9,6 +10,8 @@ mod metrics;
 pub mod planted;
 #[cfg(not(feature = "planted-bugs"))]
 mod planted;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod supervisor;
 mod sync;
 
