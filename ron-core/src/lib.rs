@@ -5,6 +5,7 @@ mod deadline;
 pub mod disk;
 mod error;
 mod inventory;
+pub mod journal;
 mod metrics;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
