@@ -117,9 +117,11 @@ fn workload(disk: &SimDisk, told: &mut Told) -> Result<(), JournalError> {
                 told.durable = told.submitted;
             }
             Step::RemoveBefore(segment) => {
-                told.removing_before = *segment;
-                journal.remove_before(*segment)?;
-                told.removed_before = *segment;
+                // The segment that is appended to always stays.
+                let segment = journal.tail().segment.min(*segment);
+                told.removing_before = segment;
+                journal.remove_before(segment)?;
+                told.removed_before = segment;
             }
             Step::Reopen => {
                 journal.close()?;
@@ -269,16 +271,26 @@ fn enumerate(scrambles: u64) -> Result<Stats, String> {
         for style in styles(point, scrambles) {
             let disk = disk.fork();
             disk.restart(style);
-            crash_recovery(&disk, &told, point, &mut stats)
+            // Orders the kernel could have chosen are many and alike; every call is tried for the plain styles.
+            let is_sampled = matches!(style, CrashStyle::KeepPrefix { .. } | CrashStyle::Scramble { .. });
+            let stride = if is_sampled { 4 } else { 1 };
+            crash_recovery(&disk, &told, point, stride, &mut stats)
                 .map_err(|complaint| format!("crash at call {last}, {style:?}: {complaint}"))?;
         }
     }
     Ok(stats)
 }
 
-/// Crashes the recovery at each of its own calls, then recovers for good.
-fn crash_recovery(disk: &SimDisk, told: &Told, point: u64, stats: &mut Stats) -> Result<(), String> {
-    for again in 1.. {
+/// Crashes the recovery at each of its own calls, or every `stride`-th, then recovers for good.
+fn crash_recovery(
+    disk: &SimDisk,
+    told: &Told,
+    point: u64,
+    stride: usize,
+    stats: &mut Stats,
+) -> Result<(), String> {
+    let first = 1 + point % stride as u64;
+    for again in (first..).step_by(stride) {
         let disk = disk.fork();
         disk.crash_at_call(again);
         let opened = open(&disk);
