@@ -225,6 +225,12 @@ impl Draft {
     }
 }
 
+/// The sequence number after this one. The very last number is never used, so that every segment has a next and a
+/// walk over hostile file names ends.
+pub(super) fn next_sequence(sequence: u64) -> Option<u64> {
+    sequence.checked_add(1).filter(|next| *next < u64::MAX)
+}
+
 /// The file name of a segment.
 pub(super) fn segment_name(sequence: u64) -> String {
     format!("{sequence:016x}.seg")
@@ -234,7 +240,7 @@ pub(super) fn segment_name(sequence: u64) -> String {
 pub(super) fn segment_sequence(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(".seg")?;
     let sequence = u64::from_str_radix(digits, 16).ok()?;
-    (segment_name(sequence) == name).then_some(sequence)
+    (sequence < u64::MAX && segment_name(sequence) == name).then_some(sequence)
 }
 
 #[cfg(all(test, not(ron_loom)))]
@@ -286,6 +292,7 @@ mod tests {
             "1.seg",
             "00000000000000AB.seg",
             "+000000000000001.seg",
+            "ffffffffffffffff.seg",
             "00000000000000ab.seg.tmp",
         ] {
             assert_eq!(segment_sequence(name), None, "{name}");

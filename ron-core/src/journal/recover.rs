@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     Damage, JournalError, OnDamage, Position, Settings,
-    format::{HEADER, Header, HeaderFault, Key, segment_sequence},
+    format::{HEADER, Header, HeaderFault, Key, next_sequence, segment_sequence},
     scan::{FIRST, Segment, Shared, Survey, Verdict, is_zero_after_header},
 };
 use crate::{
@@ -256,7 +256,7 @@ pub(super) fn recover(shared: &Shared, settings: &Settings) -> Result<(Resume, R
             let sequence = match (recovered.discarded, before) {
                 (Some(discarded), _) => discarded,
                 (None, Some(unreadable)) => {
-                    unreadable.sequence.checked_add(1).ok_or(JournalError::NoSpace)?
+                    next_sequence(unreadable.sequence).ok_or(JournalError::NoSpace)?
                 }
                 (None, None) => 1,
             };

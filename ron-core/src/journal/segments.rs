@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     Entry, JournalError, Position, Reader, Record, Recovered, Salts, Scan, SegmentInfo, Settings,
-    format::{Draft, Header, RECORD_BYTES_MAX, record_bytes},
+    format::{Draft, Header, RECORD_BYTES_MAX, next_sequence, record_bytes},
     recover::{Active, Resume, make_dirs, recover},
     scan::{FIRST, Segment, Shared},
 };
@@ -316,12 +316,7 @@ impl Segments {
             self.sync_active()?;
             self.active.synced = end;
         }
-        let sequence = self
-            .active
-            .segment
-            .sequence
-            .checked_add(1)
-            .ok_or(JournalError::NoSpace)?;
+        let sequence = next_sequence(self.active.segment.sequence).ok_or(JournalError::NoSpace)?;
         let created = create(
             &self.shared,
             &self.settings,
