@@ -1,6 +1,10 @@
 //! Runs the committed fuzz corpora on the stable toolchain, so that what the fuzzer once found stays found.
 
 #![cfg(not(ron_loom))]
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a step that fails is the failure"
+)]
 
 #[path = "../fuzz/bodies/journal_scan.rs"]
 mod body;

@@ -2,6 +2,10 @@
 //! dropped in silence, and a refused batch leaves no trace.
 
 #![cfg(not(ron_loom))]
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a step that fails is the failure"
+)]
 
 use std::{path::Path, sync::Arc};
 

@@ -11,7 +11,7 @@ use ron_core::{
 ///
 /// The first byte chooses: raw files, or a genuine journal that the rest of the bytes then edit. Raw files exercise
 /// the headers; without the second kind the keyed sums would keep the fuzzer out of everything behind them.
-pub fn journal_scan(data: &[u8]) {
+pub(crate) fn journal_scan(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
     };

@@ -244,6 +244,7 @@ pub(super) fn segment_sequence(name: &str) -> Option<u64> {
 }
 
 #[cfg(all(test, not(ron_loom)))]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 mod tests {
     use proptest::prelude::*;
 

@@ -905,6 +905,7 @@ impl RawFile for SimFile {
 }
 
 #[cfg(all(test, not(ron_loom)))]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 mod tests {
     use super::*;
     use crate::disk::replace;
