@@ -10,15 +10,22 @@
 use std::{
     hint::black_box,
     num::NonZeroUsize,
+    os::unix::fs::FileExt,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use prometheus_client::registry::Registry;
-use ron_core::{Deadline, Event, Feed, Lane, LaneSpec, Metrics, Pool, PoolSpec, Supervisor, TaskSpec};
+use ron_core::{
+    Deadline, Event, Feed, Lane, LaneSpec, Metrics, Pool, PoolSpec, Supervisor, TaskSpec,
+    disk::RealDisk,
+    journal::{Journal, Settings},
+};
 use tokio::{
     runtime::Runtime,
-    sync::{Semaphore, broadcast, mpsc},
+    sync::{Semaphore, broadcast, mpsc, oneshot},
     task::JoinSet,
 };
 
@@ -64,6 +71,14 @@ fn main() {
             100_000,
             move |runtime, items| runtime.block_on(pool(callers, items)),
             move |runtime, items| runtime.block_on(semaphore_and_spawn(callers, items)),
+        );
+    }
+    for (writers, items) in [(1, 400), (32, 6400), (256, 25_600)] {
+        bench.compare(
+            &format!("journal, {writers} writers"),
+            items,
+            move |runtime, items| runtime.block_on(journal(writers, items)),
+            move |runtime, items| runtime.block_on(write_and_fdatasync(writers, items)),
         );
     }
 }
@@ -312,4 +327,71 @@ async fn semaphore_and_spawn(callers: usize, items: usize) {
         });
     }
     tasks.join_all().await;
+}
+
+const RECORD: usize = 256;
+
+async fn journal(writers: usize, items: usize) {
+    let (_registry, metrics) = registered();
+    let supervisor = Supervisor::builder("bench").metrics(metrics).start();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = Arc::new(RealDisk::open(dir.path()).unwrap());
+    let opened = Journal::open(&supervisor, disk, Path::new("log"), Settings::default()).await;
+    let (journal, _) = opened.unwrap();
+    let mut tasks = JoinSet::new();
+    for _ in 0..writers {
+        let journal = journal.clone();
+        tasks.spawn(async move {
+            let payload = Bytes::from(vec![7; RECORD]);
+            for _ in 0..items.div_ceil(writers) {
+                journal.append(1, payload.clone(), later()).await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    supervisor.shutdown().await;
+}
+
+/// Group commit without a format: one thread takes what has gathered, writes it, syncs, answers. The file is
+/// preallocated like a segment.
+async fn write_and_fdatasync(writers: usize, items: usize) {
+    type Append = (Bytes, oneshot::Sender<u64>);
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("log");
+    let (sender, mut receiver) = mpsc::channel::<Append>(1024);
+    let writer = std::thread::spawn(move || {
+        let file = std::fs::File::create_new(path).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 4 << 20).unwrap();
+        file.sync_all().unwrap();
+        let mut end = 0u64;
+        let (mut buffer, mut waiting) = (Vec::new(), Vec::new());
+        while let Some(first) = receiver.blocking_recv() {
+            let mut next = Some(first);
+            while let Some((payload, reply)) = next.take() {
+                buffer.extend_from_slice(&payload);
+                waiting.push(reply);
+                next = receiver.try_recv().ok();
+            }
+            file.write_all_at(&buffer, end).unwrap();
+            file.sync_data().unwrap();
+            end += buffer.len() as u64;
+            buffer.clear();
+            waiting.drain(..).for_each(|reply| drop(reply.send(end)));
+        }
+    });
+    let mut tasks = JoinSet::new();
+    for _ in 0..writers {
+        let sender = sender.clone();
+        tasks.spawn(async move {
+            let payload = Bytes::from(vec![7; RECORD]);
+            for _ in 0..items.div_ceil(writers) {
+                let (reply, answer) = oneshot::channel();
+                sender.send((payload.clone(), reply)).await.unwrap();
+                black_box(answer.await.unwrap());
+            }
+        });
+    }
+    tasks.join_all().await;
+    drop(sender);
+    writer.join().unwrap();
 }

@@ -1,3 +1,5 @@
+#![doc = "A subsystem of one's own: a builder, a pool, a handle, a shutdown."]
+
 use std::{num::NonZeroUsize, time::Duration};
 
 use prometheus_client::registry::Registry;
@@ -68,7 +70,7 @@ async fn main() {
 
     let mut metrics = String::new();
     prometheus_client::encoding::text::encode(&mut metrics, &registry).expect("writing to a string");
-    assert!(metrics.contains("greeter_queue_capacity{queue=\"requests\"} 0"), "the queue is gone: {metrics}");
+    assert!(metrics.contains("greeter_queue_capacity{queue=\"requests\"} 64"));
     assert!(metrics.contains("greeter_tasks_spawned_total{kind=\"worker\"} 1"));
     host.shutdown().await;
 }

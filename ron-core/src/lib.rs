@@ -26,7 +26,7 @@
 //! | refusing | [`CallError`], [`refusals!`] |
 //! | saying how things are | [`Ready`], [`Metrics`], [`Inventory`] |
 //! | short critical sections | [`Lock`] |
-//! | not losing what was acknowledged | [`Journal`], [`Disk`] |
+//! | not losing what was acknowledged | [`journal::Journal`], [`disk::Disk`] |
 //! | naming content and nodes | [`ContentId`], [`NodeId`] |
 //!
 //! # What it refuses to do
@@ -50,13 +50,13 @@ mod backoff;
 mod breaker;
 mod config;
 mod deadline;
-//mod disk;
+pub mod disk;
 mod error;
 mod feed;
 mod gate;
 mod id;
 mod inventory;
-//mod journal;
+pub mod journal;
 mod lane;
 mod lock;
 mod metrics;
@@ -74,8 +74,8 @@ mod ready;
 mod retry;
 mod roll;
 mod shutdown;
-//#[cfg(feature = "sim")]
-//pub mod sim;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod snapshot;
 mod supervisor;
 mod sync;

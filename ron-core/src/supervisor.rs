@@ -333,10 +333,10 @@ impl Supervisor {
     ///
     /// # Errors
     /// When the operating system has no thread to give.
-    pub fn spawn_thread(
+    pub fn spawn_thread<O: TaskOutput>(
         &self,
         spec: TaskSpec,
-        body: impl FnOnce(Stop) + Send + 'static,
+        body: impl FnOnce(Stop) -> O + Send + 'static,
     ) -> Result<Task, std::io::Error> {
         self.group().spawn_thread(spec, body)
     }
@@ -429,6 +429,11 @@ impl Supervisor {
     #[must_use]
     pub fn running(&self) -> usize {
         self.group().roll.present()
+    }
+
+    /// Whether blocking work runs on the calling task, see [`Builder::inline_blocking`].
+    pub(crate) fn is_inline(&self) -> bool {
+        self.group().shared.inline
     }
 
     fn of(group: Arc<Group>) -> Self {
@@ -574,6 +579,17 @@ impl Member {
         Some(Member { group: Arc::clone(group), id, spec, ending: Arc::clone(ending), end: None })
     }
 
+    /// It ran once and is not run again.
+    fn finished(self, failure: Option<Failure>) {
+        match failure {
+            None => self.returned(),
+            Some(failure) => {
+                self.note(&failure);
+                self.failed_for_good(failure.into_reason());
+            }
+        }
+    }
+
     /// It returned by itself.
     fn returned(mut self) {
         let asked = self.group.stop.is_requested();
@@ -682,13 +698,7 @@ impl Group {
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let work = task(self.stop.clone());
-            self.run(member, async move |member| match outcome(work).await {
-                None => member.returned(),
-                Some(failure) => {
-                    member.note(&failure);
-                    member.failed_for_good(failure.into_reason());
-                }
-            });
+            self.run(member, async move |member| member.finished(outcome(work).await));
         }
         Task { ending }
     }
@@ -748,23 +758,20 @@ impl Group {
         }
     }
 
-    fn spawn_thread(
+    fn spawn_thread<O: TaskOutput>(
         self: &Arc<Self>,
         spec: TaskSpec,
-        body: impl FnOnce(Stop) + Send + 'static,
+        body: impl FnOnce(Stop) -> O + Send + 'static,
     ) -> Result<Task, std::io::Error> {
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let stop = self.stop.clone();
             thread::Builder::new().name(spec.name.to_owned()).spawn(move || {
-                match catch_unwind(AssertUnwindSafe(|| body(stop))) {
-                    Ok(()) => member.returned(),
-                    Err(panic) => {
-                        let failure = Failure::Panic(panic_message(&*panic));
-                        member.note(&failure);
-                        member.failed_for_good(failure.into_reason());
-                    }
-                }
+                let failure = match catch_unwind(AssertUnwindSafe(|| body(stop))) {
+                    Ok(output) => output.failure().map(Failure::Error),
+                    Err(panic) => Some(Failure::Panic(panic_message(&*panic))),
+                };
+                member.finished(failure);
             })?;
         }
         Ok(Task { ending })

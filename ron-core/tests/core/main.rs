@@ -5,6 +5,7 @@
 
 mod contract;
 mod feeds;
+mod journals;
 mod lanes;
 mod pools;
 mod supervisors;

@@ -266,7 +266,7 @@ fn threads_are_supervised() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
     runtime.block_on(async {
         let host = Supervisor::new("host");
-        let task = host.spawn_thread(TASK, |_| panic!("disk on fire")).unwrap();
+        let task = host.spawn_thread(TASK, |_| explode("disk on fire")).unwrap();
         assert_eq!(task.ended().await, TaskEnd::Failed);
         assert_eq!(host.fatal().await.reason, "panicked: disk on fire");
 

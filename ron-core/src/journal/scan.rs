@@ -1,0 +1,509 @@
+//! Reading a journal: one record, all of them in order, or a survey of what a segment holds.
+//!
+//! Where a record should be and is not, the search goes on at every aligned offset. It finds only genuine records,
+//! because their sums are bound to segment and offset, and it passes every byte once, so a hostile file costs time
+//! in proportion to its size. A read that fails is an error and never "no record": recovery must not cut what the
+//! disk merely refused to show.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    iter::FusedIterator,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use bytes::Bytes;
+
+use super::{
+    Damage, Item, JournalError, OnDamage, Position, Record, SegmentInfo,
+    format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_MAGIC, segment_name},
+};
+use crate::disk::{Access, Disk, DiskError, File};
+
+/// Read ahead in a scan: large enough that the system call is noise beside hashing the bytes.
+const SCAN_STEP: usize = 256 << 10;
+/// Read at once for a single record, so that most take one call.
+const READ_STEP: usize = 4 << 10;
+/// Sealed segments kept open for reading. A journal has thousands of segments, a process has 1024 descriptors.
+const OPEN_MAX: usize = 32;
+
+const _: () = assert!(SCAN_STEP % ALIGN == 0 && HEADER % ALIGN == 0);
+
+/// The first offset a record can have.
+#[expect(clippy::cast_possible_truncation, reason = "64 fits")]
+pub(super) const FIRST: u32 = HEADER as u32;
+
+/// A segment as readers know it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) sequence: u64,
+    /// `None` when the header is damaged or the file is gone.
+    pub(super) key: Option<Key>,
+    /// Where the visible records end.
+    pub(super) end: AtomicU32,
+    /// What a reader that cannot read this segment goes on with.
+    pub(super) next: Position,
+}
+
+impl Segment {
+    pub(super) fn new(sequence: u64, key: Option<Key>, end: u32, next: Position) -> Self {
+        Segment { sequence, key, end: AtomicU32::new(end), next }
+    }
+
+    fn as_damage(&self) -> Damage {
+        Damage { from: Position { segment: self.sequence, offset: 0 }, to: self.next }
+    }
+}
+
+/// What the owner and the readers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) dir: PathBuf,
+    pub(super) on_damage: OnDamage,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    segments: BTreeMap<u64, Arc<Segment>>,
+    open: VecDeque<(u64, Arc<File>)>,
+}
+
+impl Shared {
+    pub(super) fn new(disk: Arc<dyn Disk>, dir: PathBuf, on_damage: OnDamage) -> Self {
+        Shared { disk, dir, on_damage, table: Mutex::default() }
+    }
+
+    pub(super) fn path(&self, sequence: u64) -> PathBuf {
+        self.dir.join(segment_name(sequence))
+    }
+
+    pub(super) fn insert(&self, segment: Arc<Segment>) {
+        self.table().segments.insert(segment.sequence, segment);
+    }
+
+    pub(super) fn forget(&self, sequence: u64) {
+        let mut table = self.table();
+        table.segments.remove(&sequence);
+        table.open.retain(|(open, _)| *open != sequence);
+    }
+
+    pub(super) fn first(&self) -> Option<Arc<Segment>> {
+        self.table().segments.values().next().cloned()
+    }
+
+    pub(super) fn infos(&self) -> Vec<SegmentInfo> {
+        let info = |segment: &Arc<Segment>| SegmentInfo {
+            sequence: segment.sequence,
+            bytes: segment.end.load(Ordering::Acquire),
+            readable: segment.key.is_some(),
+        };
+        self.table().segments.values().map(info).collect()
+    }
+
+    fn get(&self, sequence: u64) -> Option<Arc<Segment>> {
+        self.table().segments.get(&sequence).cloned()
+    }
+
+    fn at_or_after(&self, sequence: u64) -> Option<Arc<Segment>> {
+        let table = self.table();
+        table.segments.range(sequence..).next().map(|(_, segment)| Arc::clone(segment))
+    }
+
+    fn file(&self, sequence: u64) -> Result<Arc<File>, DiskError> {
+        let mut table = self.table();
+        if let Some(at) = table.open.iter().position(|(open, _)| *open == sequence) {
+            let found = table.open.remove(at).expect("the position was just found");
+            table.open.push_back(found);
+            return Ok(Arc::clone(&table.open[table.open.len() - 1].1));
+        }
+        // Opened under the lock: it takes microseconds, and two readers would otherwise open the same file.
+        let file = Arc::new(self.disk.open(&self.path(sequence), Access::Read)?);
+        if table.open.len() == OPEN_MAX {
+            table.open.pop_front();
+        }
+        table.open.push_back((sequence, Arc::clone(&file)));
+        Ok(file)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a journal while its owner appends. Cloning is cheap.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Reader {
+    /// The record at a position that appending or scanning gave out, with its sums checked.
+    ///
+    /// # Errors
+    /// [`JournalError::NoRecord`] when none starts there, [`JournalError::Damaged`] when one does and its payload
+    /// is not what was written, or a failure of the disk.
+    pub fn read(&self, position: Position) -> Result<Record, JournalError> {
+        let Position { segment: sequence, offset } = position;
+        let no_record = JournalError::NoRecord { position };
+        let Some(segment) = self.shared.get(sequence) else {
+            return Err(no_record);
+        };
+        let Some(key) = &segment.key else {
+            return Err(JournalError::Damaged { damage: segment.as_damage() });
+        };
+        let end = segment.end.load(Ordering::Acquire);
+        if offset < FIRST || offset >= end || offset as usize % ALIGN != 0 {
+            return Err(no_record);
+        }
+        let mut window = Window::new(self.shared.file(sequence)?, end, READ_STEP);
+        let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
+            return Err(no_record);
+        };
+        match window.body(&head, key, offset)? {
+            Some(payload) => {
+                Ok(Record { position, kind: head.kind, payload: Bytes::copy_from_slice(payload) })
+            }
+            None => {
+                let to = Position {
+                    segment: sequence,
+                    offset: end
+                        .min(offset.saturating_add(u32::try_from(head.record_bytes()).unwrap_or(u32::MAX))),
+                };
+                Err(JournalError::Damaged { damage: Damage { from: position, to } })
+            }
+        }
+    }
+
+    /// All records from `from` on, in order; [`Position::START`] for all there are. Ends where the journal ends when
+    /// the scan gets there.
+    #[must_use]
+    pub fn scan(&self, from: Position) -> Scan {
+        Scan { shared: Arc::clone(&self.shared), at: from, current: None, is_done: false }
+    }
+
+    /// The segments there are, oldest first.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentInfo> {
+        self.shared.infos()
+    }
+}
+
+/// Walks the records of a journal. After an error it ends.
+#[derive(Debug)]
+pub struct Scan {
+    shared: Arc<Shared>,
+    at: Position,
+    current: Option<(Arc<Segment>, Window)>,
+    is_done: bool,
+}
+
+impl Scan {
+    fn advance(&mut self) -> Result<Option<Item>, JournalError> {
+        loop {
+            let Some((segment, window)) = &mut self.current else {
+                match self.enter()? {
+                    Entered::Segment => continue,
+                    Entered::Unreadable(damage) => return self.damaged(damage).map(Some),
+                    Entered::End => return Ok(None),
+                }
+            };
+            let key = segment.key.as_ref().expect("only readable segments are entered");
+            if self.at.offset >= window.limit {
+                // It may have grown since. Asking for a later segment first makes the answer final: once there is
+                // one, this one no longer grows.
+                let later = self.shared.at_or_after(self.at.segment.saturating_add(1));
+                let end = segment.end.load(Ordering::Acquire);
+                if end > window.limit {
+                    window.limit = end;
+                    continue;
+                }
+                if later.is_none() {
+                    return Ok(None);
+                }
+                self.at = Position { segment: segment.next.segment, offset: 0 };
+                self.current = None;
+                continue;
+            }
+            let position = self.at;
+            if let Some((head, payload)) = window.record(key, position.offset)? {
+                let item = (!head.is_seal).then(|| {
+                    Item::Record(Record {
+                        position,
+                        kind: head.kind,
+                        payload: Bytes::copy_from_slice(payload),
+                    })
+                });
+                self.at.offset +=
+                    u32::try_from(head.record_bytes()).expect("a record ends within its segment");
+                if item.is_some() {
+                    return Ok(item);
+                }
+                continue;
+            }
+            let to = match window.find(key, position.offset.saturating_add(8))? {
+                Some(offset) => Position { offset, ..position },
+                None => segment.next,
+            };
+            if to.segment != position.segment {
+                self.current = None;
+            }
+            return self.damaged(Damage { from: position, to }).map(Some);
+        }
+    }
+
+    fn damaged(&mut self, damage: Damage) -> Result<Item, JournalError> {
+        self.at = damage.to;
+        match self.shared.on_damage {
+            OnDamage::Refuse => Err(JournalError::Damaged { damage }),
+            OnDamage::Report => Ok(Item::Damaged(damage)),
+        }
+    }
+
+    fn enter(&mut self) -> Result<Entered, JournalError> {
+        let Some(segment) = self.shared.at_or_after(self.at.segment) else {
+            return Ok(Entered::End);
+        };
+        if segment.sequence > self.at.segment {
+            self.at = Position { segment: segment.sequence, offset: 0 };
+        }
+        if segment.key.is_none() {
+            return Ok(Entered::Unreadable(segment.as_damage()));
+        }
+        let file = match self.shared.file(segment.sequence) {
+            Ok(file) => file,
+            // Its owner removed it between the two questions.
+            Err(DiskError::NotFound { .. }) if self.shared.get(segment.sequence).is_none() => {
+                return Ok(Entered::Segment);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let end = segment.end.load(Ordering::Acquire);
+        self.at.offset = self.at.offset.max(FIRST);
+        if self.at.offset > end || self.at.offset as usize % ALIGN != 0 {
+            return Err(JournalError::NoRecord { position: self.at });
+        }
+        self.current = Some((segment, Window::new(file, end, SCAN_STEP)));
+        Ok(Entered::Segment)
+    }
+}
+
+enum Entered {
+    Segment,
+    Unreadable(Damage),
+    End,
+}
+
+impl Iterator for Scan {
+    type Item = Result<Item, JournalError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_done {
+            return None;
+        }
+        let next = self.advance().transpose();
+        self.is_done = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+impl FusedIterator for Scan {}
+
+/// A part of a segment file in memory.
+#[derive(Debug)]
+pub(super) struct Window {
+    file: Arc<File>,
+    /// Nothing at or after this offset is looked at.
+    limit: u32,
+    step: usize,
+    start: u32,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    fn new(file: Arc<File>, limit: u32, step: usize) -> Self {
+        Window { file, limit, step, start: 0, bytes: Vec::new() }
+    }
+
+    /// The bytes from `offset` on: at least `len` of them, fewer only where the limit or the file ends.
+    fn from(&mut self, offset: u32, len: usize) -> Result<&[u8], DiskError> {
+        let skip = offset.checked_sub(self.start).map_or(usize::MAX, |skip| skip as usize);
+        if skip.saturating_add(len) <= self.bytes.len() {
+            return Ok(&self.bytes[skip..]);
+        }
+        let want = len.max(self.step).min(self.limit.saturating_sub(offset) as usize);
+        self.bytes.resize(want, 0);
+        let read = self.file.read_at(u64::from(offset), &mut self.bytes);
+        self.start = offset;
+        self.bytes.truncate(*read.as_ref().unwrap_or(&0));
+        read?;
+        Ok(&self.bytes)
+    }
+
+    fn head(&mut self, key: &Key, offset: u32) -> Result<Option<Head>, DiskError> {
+        let bytes = self.from(offset, HEAD)?;
+        Ok(bytes.first_chunk().and_then(|head| Head::decode(head, key, offset)))
+    }
+
+    fn body(&mut self, head: &Head, key: &Key, offset: u32) -> Result<Option<&[u8]>, DiskError> {
+        let len = head.record_bytes();
+        // Checked before the window grows: a length is believed only as far as there is a file.
+        if len > self.limit.saturating_sub(offset) as usize {
+            return Ok(None);
+        }
+        let Some(record) = self.from(offset, len)?.get(..len) else {
+            return Ok(None);
+        };
+        Ok(head.verify(record, key, offset).then(|| &record[HEAD..HEAD + head.payload as usize]))
+    }
+
+    /// The record at `offset` with its payload, if there is a whole one.
+    pub(super) fn record(&mut self, key: &Key, offset: u32) -> Result<Option<(Head, &[u8])>, DiskError> {
+        match self.head(key, offset)? {
+            Some(head) => Ok(self.body(&head, key, offset)?.map(|payload| (head, payload))),
+            None => Ok(None),
+        }
+    }
+
+    /// The first record at or after `offset`, which is aligned.
+    pub(super) fn find(&mut self, key: &Key, mut offset: u32) -> Result<Option<u32>, DiskError> {
+        loop {
+            let bytes = self.from(offset, HEAD)?;
+            if bytes.len() < HEAD {
+                return Ok(None);
+            }
+            let mut words = bytes.chunks_exact(ALIGN);
+            let skip = words.position(|word| word[..4] == RECORD_MAGIC).map(|word| word * ALIGN);
+            let passed = skip.unwrap_or(bytes.len() / ALIGN * ALIGN);
+            offset += u32::try_from(passed).expect("the window is below the limit");
+            if skip.is_some() {
+                if self.record(key, offset)?.is_some() {
+                    return Ok(Some(offset));
+                }
+                offset += 8;
+            }
+        }
+    }
+
+    fn is_zero(&mut self, mut offset: u32) -> Result<bool, DiskError> {
+        loop {
+            let bytes = self.from(offset, 1)?;
+            if bytes.is_empty() {
+                return Ok(true);
+            }
+            if bytes.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            offset += u32::try_from(bytes.len()).expect("the window is below the limit");
+        }
+    }
+}
+
+/// What a walk over a whole segment found.
+#[derive(Debug)]
+pub(super) struct Survey {
+    /// Runs of records; bytes between two runs belong to none. The first starts where the first record should be
+    /// and may be empty.
+    runs: Vec<Run>,
+    /// Whether everything after the last run is zero.
+    tail_is_zero: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    from: u32,
+    to: u32,
+    records: u64,
+    /// The largest durable mark among its records.
+    durable: u32,
+    ends_in_seal: bool,
+}
+
+/// The end of a segment that recovery settles on, and what it found before it.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) end: u32,
+    pub(super) records: u64,
+    /// What was certainly synced.
+    pub(super) durable: u32,
+    pub(super) is_sealed: bool,
+    /// Whether there is anything but zeros after the end.
+    pub(super) has_tail: bool,
+    /// Unreadable stretches before the end.
+    pub(super) damage: Vec<(u32, u32)>,
+}
+
+impl Survey {
+    pub(super) fn of(file: &Arc<File>, key: &Key, limit: u32) -> Result<Survey, DiskError> {
+        let mut window = Window::new(Arc::clone(file), limit, SCAN_STEP);
+        let start = |at| Run { from: at, to: at, records: 0, durable: 0, ends_in_seal: false };
+        let mut run = start(FIRST);
+        let mut runs = Vec::new();
+        loop {
+            if let Some((head, _)) = window.record(key, run.to)? {
+                run.to += u32::try_from(head.record_bytes()).expect("a record ends within its segment");
+                run.records += u64::from(!head.is_seal);
+                run.durable = run.durable.max(head.durable);
+                run.ends_in_seal = head.is_seal;
+                continue;
+            }
+            runs.push(run);
+            match window.find(key, run.to.saturating_add(8))? {
+                Some(next) => run = start(next),
+                None => break,
+            }
+        }
+        let tail_is_zero = window.is_zero(run.to)?;
+        Ok(Survey { runs, tail_is_zero })
+    }
+
+    /// For the last segment: the end is the first gap that no later record vouches for. What lies beyond was written
+    /// after the last sync and happened to reach the disk.
+    pub(super) fn judge_last(&self) -> Verdict {
+        let mut vouched = vec![0; self.runs.len()];
+        for at in (0..self.runs.len() - 1).rev() {
+            vouched[at] = self.runs[at + 1].durable.max(vouched[at + 1]);
+        }
+        let kept = (0..self.runs.len())
+            .position(|at| vouched[at] <= self.runs[at].to)
+            .expect("nothing vouches for what follows the last run");
+        let has_tail = kept + 1 < self.runs.len() || !self.tail_is_zero;
+        self.verdict(&self.runs[..=kept], has_tail)
+    }
+
+    /// For an earlier segment: its end is known, and all that is not a record before it is damage.
+    pub(super) fn judge_earlier(&self, end: u32) -> Verdict {
+        let mut verdict = self.verdict(&self.runs, false);
+        if verdict.end < end {
+            verdict.damage.push((verdict.end, end));
+        }
+        verdict.end = end;
+        verdict
+    }
+
+    /// For an earlier segment whose end is unknown, because the header that would say is damaged.
+    pub(super) fn judge_endless(&self) -> Verdict {
+        self.verdict(&self.runs, !self.tail_is_zero)
+    }
+
+    fn verdict(&self, runs: &[Run], has_tail: bool) -> Verdict {
+        let last = runs[runs.len() - 1];
+        Verdict {
+            end: last.to,
+            records: runs.iter().map(|run| run.records).sum(),
+            durable: runs.iter().map(|run| run.durable).max().unwrap_or(0),
+            is_sealed: last.ends_in_seal,
+            has_tail,
+            damage: runs.windows(2).map(|pair| (pair[0].to, pair[1].from)).collect(),
+        }
+    }
+}
+
+/// Whether a file holds nothing but zeros after its segment header.
+pub(super) fn is_zero_after_header(file: &Arc<File>, limit: u32) -> Result<bool, DiskError> {
+    Window::new(Arc::clone(file), limit, SCAN_STEP).is_zero(FIRST)
+}

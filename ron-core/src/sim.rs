@@ -1,0 +1,5 @@
+//! Twins of the outside world that fail on purpose, for tests of what must survive failure.
+
+mod disk;
+
+pub use disk::{Call, CrashStyle, Fault, SimDisk};
