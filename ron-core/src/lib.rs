@@ -67,6 +67,7 @@ mod permits;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 #[cfg(not(feature = "planted-bugs"))]
+#[allow(unreachable_pub, dead_code, reason = "public with the feature, a constant `false` without")]
 mod planted;
 mod pool;
 mod queue;

@@ -569,7 +569,6 @@ struct Member {
 
 impl Member {
     fn enter(group: &Arc<Group>, spec: TaskSpec, ending: &Arc<Ending>) -> Option<Member> {
-        group.metrics.note_task(spec);
         let Some(id) = group.roll.enter() else {
             group.count(Counter::TasksCanceled, spec).add(1);
             ending.write(TaskEnd::Refused);
@@ -695,6 +694,7 @@ impl Group {
         F: Future<Output = O> + Send + 'static,
         O: TaskOutput,
     {
+        self.metrics.note_task(spec);
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let work = task(self.stop.clone());
@@ -712,6 +712,7 @@ impl Group {
         F: Future<Output = O> + Send + 'static,
         O: TaskOutput,
     {
+        self.metrics.note_task(spec);
         let ending = Ending::new();
         let mut restarts = Restarts::new(spec.restart, self.fork_rng());
         let restarted = self.count(Counter::TasksRestarted, spec);
@@ -763,6 +764,7 @@ impl Group {
         spec: TaskSpec,
         body: impl FnOnce(Stop) -> O + Send + 'static,
     ) -> Result<Task, std::io::Error> {
+        self.metrics.note_task(spec);
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let stop = self.stop.clone();
