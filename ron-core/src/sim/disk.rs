@@ -726,8 +726,8 @@ impl Disk for SimDisk {
                     change.apply(&mut names.durable);
                 }
             }
-            Plan::Fail(_) => names.unsynced.clear(),
-            Plan::Crash => {}
+            // Whether the names were written is open, and stays so until a crash decides.
+            Plan::Fail(_) | Plan::Crash => {}
         }
         plan.finish().map_err(named)
     }
