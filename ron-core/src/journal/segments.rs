@@ -57,7 +57,7 @@ impl Segments {
         let lock = disk.lock(&dir.join(LOCK))?;
         let shared = Arc::new(Shared::new(disk, dir.to_path_buf(), settings.on_damage));
         let mut salts = SaltSource::new(settings.salts);
-        let (resume, mut recovered) = recover(&shared, &settings)?;
+        let (resume, mut recovered) = recover(&shared)?;
         let active = match resume {
             Resume::Active(active) => active,
             Resume::Create {
