@@ -16,7 +16,7 @@ use std::{
 use ron_core::{
     journal::{Entry, Item, JournalError, OnDamage, Position, Recovered, Salts, Segments, Settings},
     planted::{Bug, plant},
-    sim::{CrashStyle, SimDisk},
+    sim::{CrashStyle, Fault, SimDisk},
 };
 
 /// Planting is global to the process.
@@ -105,13 +105,18 @@ fn workload(disk: &SimDisk, told: &mut Told) -> Result<(), JournalError> {
                 let payloads: Vec<_> = numbers.clone().map(payload).collect();
                 told.submitted = numbers.end;
                 let entries = payloads.iter().map(|payload| Entry::new(5, payload));
-                let positions = if let Step::Commit(_) = step {
-                    let positions = journal.commit(entries)?;
-                    told.durable = numbers.end;
-                    positions
-                } else {
-                    journal.append_unsynced(entries)?
+                let appended = match step {
+                    Step::Commit(_) => journal.commit(entries),
+                    _ => journal.append_unsynced(entries),
                 };
+                if appended == Err(JournalError::NoSpace) {
+                    // Refused is a promise too: nothing of it may turn up.
+                    told.submitted = numbers.start;
+                }
+                let positions = appended?;
+                if let Step::Commit(_) = step {
+                    told.durable = numbers.end;
+                }
                 told.positions.extend(numbers.zip(positions));
             }
             Step::Sync => {
@@ -200,7 +205,10 @@ fn check(journal: &Segments, told: &Told) -> Result<Contents, String> {
     Ok(found)
 }
 
-/// Opens, checks, appends two records, and checks that those survive the harshest crash.
+/// Opens, checks, appends, and checks that this survives the harshest crash.
+///
+/// What is appended is the first record that was lost, as a client would retry. It has the very size of the hole, so
+/// a survivor behind it that recovery failed to cut away would be next in line to come back to life.
 fn recover_and_go_on(disk: &SimDisk, told: &Told, stands: Option<&Contents>) -> Result<(), String> {
     let (mut journal, _) = open(disk).map_err(|error| format!("recovery: {error:?}"))?;
     let found = check(&journal, told)?;
@@ -209,14 +217,14 @@ fn recover_and_go_on(disk: &SimDisk, told: &Told, stands: Option<&Contents>) -> 
             return Err(format!("an earlier recovery stood by {stands:?}, now {found:?}"));
         }
     }
-    let more = [payload(1_000_000), payload(1_000_008)];
+    let retried = found.last().map_or(0, |last| last + 1);
     journal
-        .commit(more.iter().map(|payload| Entry::new(5, payload)))
+        .commit([Entry::new(5, &payload(retried))])
         .map_err(|error| format!("append after recovery: {error:?}"))?;
     drop(journal);
     disk.restart(CrashStyle::LoseUnsynced);
     let (journal, _) = open(disk).map_err(|error| format!("recovery after appending: {error:?}"))?;
-    let expected: Contents = found.into_iter().chain([1_000_000, 1_000_008]).collect();
+    let expected: Contents = found.into_iter().chain([retried]).collect();
     let found = contents(&journal)?;
     if found != expected {
         return Err(format!("appended after recovery: expected {expected:?}, found {found:?}"));
@@ -279,6 +287,30 @@ fn enumerate(start: &SimDisk, scrambles: u64) -> Result<Stats, String> {
     Ok(stats)
 }
 
+/// Fails every call of the workload in turn instead, then lets the process or the machine go down.
+fn enumerate_faults(fault: Fault) -> Result<Stats, String> {
+    let mut stats = Stats::default();
+    for point in 1.. {
+        let disk = SimDisk::new();
+        let mut told = Told::default();
+        disk.fail_call(point, fault);
+        let failed = workload(&disk, &mut told);
+        if disk.calls() < point {
+            break;
+        }
+        stats.crash_points += 1;
+        for style in styles(point, 4) {
+            let disk = disk.fork();
+            disk.restart(style);
+            stats.recoveries += 1;
+            recover_and_go_on(&disk, &told, None).map_err(|complaint| {
+                format!("{fault:?} in call {point}, {failed:?}, {style:?}: {complaint}")
+            })?;
+        }
+    }
+    Ok(stats)
+}
+
 /// Crashes the recovery at each of its own calls, or every `stride`-th, then recovers for good.
 fn crash_recovery(
     disk: &SimDisk,
@@ -323,6 +355,16 @@ fn acknowledged_records_survive_a_crash_at_every_call() {
     let stats = enumerate(&SimDisk::new(), 4).unwrap();
     println!("{stats:?}");
     assert!(stats.crash_points > 60, "{stats:?}");
+}
+
+#[test]
+fn acknowledged_records_survive_a_failure_of_every_call() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for fault in [Fault::Io, Fault::NoSpace] {
+        let stats = enumerate_faults(fault).unwrap();
+        println!("{fault:?}: {stats:?}");
+        assert!(stats.crash_points > 60, "{stats:?}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Damage, JournalError, OnDamage, Position, Settings,
+    Damage, JournalError, OnDamage, Position,
     format::{HEADER, Header, HeaderFault, Key, next_sequence, segment_sequence},
     scan::{FIRST, Segment, Shared, Survey, Verdict, is_zero_after_header},
 };
@@ -118,7 +118,7 @@ pub(super) fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), DiskError> {
 }
 
 /// Reads and judges all segments, repairs the end, fills the table of readers.
-pub(super) fn recover(shared: &Shared, settings: &Settings) -> Result<(Resume, Recovered), JournalError> {
+pub(super) fn recover(shared: &Shared) -> Result<(Resume, Recovered), JournalError> {
     let disk = &*shared.disk;
     let mut sequences: Vec<u64> = disk
         .list(&shared.dir)?
@@ -215,7 +215,6 @@ pub(super) fn recover(shared: &Shared, settings: &Settings) -> Result<(Resume, R
             Resume::Create { sequence, previous_end }
         }
     };
-    debug_assert!(settings.on_damage == OnDamage::Report || recovered.damage.is_empty());
     Ok((resume, recovered))
 }
 
@@ -264,4 +263,62 @@ fn settle(
         allocated,
         is_sealed: verdict.is_sealed,
     })
+}
+
+#[cfg(all(test, not(ron_loom), feature = "sim"))]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use super::*;
+    use crate::{
+        journal::{
+            Entry, Segments, Settings,
+            format::{Draft, segment_name},
+        },
+        sim::SimDisk,
+    };
+
+    /// A file as someone would forge it who can write to the disk and knows the format: all sums are right.
+    fn forge(disk: &SimDisk, sequence: u64, previous_end: u64, payloads: &[&[u8]], durable: u32) {
+        let header = Header { sequence, salt: [3; 16], previous_end };
+        let mut draft = Draft::default();
+        for payload in payloads {
+            draft.push(1, payload);
+        }
+        let mut bytes = header.encode().to_vec();
+        bytes.extend_from_slice(draft.finish(FIRST, durable, &header.key(), |_| {}));
+        disk.put(segment_name(sequence), &bytes);
+    }
+
+    fn open(disk: &SimDisk, on_damage: OnDamage) -> Result<(Segments, Recovered), JournalError> {
+        let settings = Settings { on_damage, ..Settings::default() };
+        Segments::open(Arc::new(disk.clone()), Path::new(""), settings)
+    }
+
+    #[test]
+    fn a_forged_end_of_the_previous_segment_is_damage_at_most() {
+        for previous_end in [0, 1, 64, 65, 103, 105, 4096, u64::from(u32::MAX), u64::MAX] {
+            let disk = SimDisk::new();
+            forge(&disk, 1, 0, &[b"hello"], FIRST);
+            forge(&disk, 2, previous_end, &[b"there"], FIRST);
+            let refused = open(&disk, OnDamage::Refuse).map(|(journal, _)| journal.segments().len());
+            assert!(matches!(refused, Ok(2) | Err(JournalError::Damaged { .. })), "{refused:?}");
+            let (journal, recovered) = open(&disk, OnDamage::Report).unwrap();
+            let items: Vec<_> = journal.scan(Position::START).map(Result::unwrap).collect();
+            let records = usize::try_from(recovered.records).unwrap();
+            assert_eq!(items.len(), records + recovered.damage.len(), "{previous_end}");
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_segments_run_out_with_an_error() {
+        let last = u64::MAX - 1;
+        let disk = SimDisk::new();
+        forge(&disk, last, 0, &[b"hello"], FIRST);
+        let (mut journal, _) = open(&disk, OnDamage::Refuse).unwrap();
+        let large = vec![0; 16 << 20];
+        let mut commit = || journal.commit([Entry::new(1, &large)]);
+        let refused = (0..5).find_map(|_| commit().err());
+        assert_eq!(refused, Some(JournalError::NoSpace));
+        assert_eq!(journal.scan(Position::START).filter(Result::is_ok).count(), 4);
+    }
 }

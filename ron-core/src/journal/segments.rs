@@ -57,11 +57,12 @@ impl Segments {
         let lock = disk.lock(&dir.join(LOCK))?;
         let shared = Arc::new(Shared::new(disk, dir.to_path_buf(), settings.on_damage));
         let mut salts = SaltSource::new(settings.salts);
-        let (resume, mut recovered) = recover(&shared, &settings)?;
+        let (resume, mut recovered) = recover(&shared)?;
         let active = match resume {
             Resume::Active(active) => active,
             Resume::Create { sequence, previous_end } => {
                 let active = create(&shared, &settings, &mut salts, sequence, previous_end, 0)?;
+                make_durable(&shared, &active)?;
                 recovered.segments += 1;
                 shared.insert(Arc::clone(&active.segment));
                 active
@@ -287,6 +288,7 @@ impl Segments {
             create(&self.shared, &self.settings, &mut self.salts, sequence, u64::from(end), self.draft.len());
         match created {
             Ok(active) => {
+                make_durable(&self.shared, &active).map_err(|error| self.poison(error))?;
                 self.shared.insert(Arc::clone(&active.segment));
                 self.active = active;
                 Ok(())
@@ -336,7 +338,7 @@ fn too_large(bytes: u64, limit: u64) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// Makes a segment and makes it durable, name and all. Only then may records go into it.
+/// Makes a segment, which is not durable yet.
 fn create(
     shared: &Shared,
     settings: &Settings,
@@ -349,10 +351,6 @@ fn create(
     let file = shared.disk.create(&shared.path(sequence))?;
     let allocated = reserve(&file, settings, batch)?;
     file.write_at(0, &header.encode())?;
-    file.sync_all()?;
-    if !is_planted(Bug::MissingDirSync) {
-        shared.disk.sync_dir(&shared.dir)?;
-    }
     let key = header.key();
     let next = Position { segment: sequence.saturating_add(1), offset: 0 };
     Ok(Active {
@@ -364,6 +362,15 @@ fn create(
         allocated,
         is_sealed: false,
     })
+}
+
+/// Makes a new segment durable, name and all. Only then may records go into it.
+fn make_durable(shared: &Shared, active: &Active) -> Result<(), DiskError> {
+    active.file.sync_all()?;
+    if !is_planted(Bug::MissingDirSync) {
+        shared.disk.sync_dir(&shared.dir)?;
+    }
+    Ok(())
 }
 
 /// How far to reserve so that `end` is covered: whole chunks, but not past the size of a segment.
