@@ -41,6 +41,8 @@ use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
+use self::format::BodySum;
+
 use crate::{disk::DiskError, error::ErrorKind};
 
 pub use format::{RECORD_BYTES_MAX, record_bytes};
@@ -76,13 +78,15 @@ pub struct Entry<'a> {
     pub kind: u8,
     /// The bytes to keep.
     pub payload: &'a [u8],
+    /// The payload's sum, if somebody has computed it already.
+    sum: Option<BodySum>,
 }
 
 impl<'a> Entry<'a> {
     /// A record of this kind with these bytes.
     #[must_use]
     pub fn new(kind: u8, payload: &'a [u8]) -> Self {
-        Entry { kind, payload }
+        Entry { kind, payload, sum: None }
     }
 }
 

@@ -125,7 +125,7 @@ pub(super) struct Head {
 impl Head {
     /// The header at `offset`, if it is one.
     pub(super) fn decode(bytes: &[u8; HEAD], key: &Key, offset: u32) -> Option<Head> {
-        if bytes[..4] != RECORD_MAGIC || bytes[28..] != head_sum(bytes, key, offset) {
+        if bytes[..4] != RECORD_MAGIC || bytes[24..] != head_sum(bytes, key, offset) {
             return None;
         }
         let head = Head {
@@ -144,36 +144,30 @@ impl Head {
     }
 
     /// Whether `record`, header and padding included, is whole.
-    pub(super) fn verify(&self, record: &[u8], key: &Key, offset: u32) -> bool {
+    pub(super) fn verify(&self, record: &[u8]) -> bool {
         let end = HEAD + self.payload as usize;
         record.len() == self.record_bytes()
-            && record[16..28] == body_sum(&record[..end], key, offset)
+            && record[16..24] == body_sum(&record[HEAD..end])
             && record[end..].iter().all(|byte| *byte == 0)
     }
 }
 
-fn head_sum(head: &[u8; HEAD], key: &Key, offset: u32) -> [u8; 4] {
-    let mut input = [0; 37];
-    input[0] = b'H';
-    input[1..9].copy_from_slice(&u64::from(offset).to_be_bytes());
-    input[9..].copy_from_slice(&head[..28]);
+/// The sum of a payload. It depends on nothing else, so that whoever appends can compute it while the writer waits
+/// for the disk; the place of the record is bound by the head sum, which covers this one.
+pub(super) type BodySum = [u8; 8];
+
+pub(super) fn body_sum(payload: &[u8]) -> BodySum {
+    array(blake3::hash(payload).as_bytes(), 0)
+}
+
+fn head_sum(head: &[u8; HEAD], key: &Key, offset: u32) -> [u8; 8] {
+    let mut input = [0; 32];
+    input[..8].copy_from_slice(&u64::from(offset).to_be_bytes());
+    input[8..].copy_from_slice(&head[..24]);
     array(blake3::keyed_hash(&key.0, &input).as_bytes(), 0)
 }
 
-fn body_sum(record: &[u8], key: &Key, offset: u32) -> [u8; 12] {
-    let mut place = [0; 25];
-    place[0] = b'B';
-    place[1..9].copy_from_slice(&u64::from(offset).to_be_bytes());
-    place[9..].copy_from_slice(&record[..16]);
-    let mut hasher = blake3::Hasher::new_keyed(&key.0);
-    // The payload first: in front of it the 25 bytes would shift every chunk, and BLAKE3 hashes several at once only
-    // where they are aligned.
-    hasher.update(&record[HEAD..]);
-    hasher.update(&place);
-    array(hasher.finalize().as_bytes(), 0)
-}
-
-/// Records laid out for one write. The sums come last, when it is known where the records go.
+/// Records laid out for one write. The head sums come last, when it is known where the records go.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     bytes: Vec<u8>,
@@ -185,21 +179,23 @@ impl Draft {
         self.bytes.shrink_to(keep);
     }
 
-    pub(super) fn push(&mut self, kind: u8, payload: &[u8]) {
-        self.lay_out(kind, 0, payload);
+    pub(super) fn push(&mut self, kind: u8, payload: &[u8], sum: BodySum) {
+        self.lay_out(kind, 0, payload, sum);
     }
 
     pub(super) fn push_seal(&mut self) {
-        self.lay_out(0, SEAL, &[]);
+        self.lay_out(0, SEAL, &[], body_sum(&[]));
     }
 
-    fn lay_out(&mut self, kind: u8, flags: u8, payload: &[u8]) {
+    fn lay_out(&mut self, kind: u8, flags: u8, payload: &[u8], sum: BodySum) {
         let len = u32::try_from(payload.len()).expect("the caller keeps payloads below RECORD_BYTES_MAX");
         let end = self.bytes.len() + record_bytes(payload.len());
         self.bytes.extend_from_slice(&RECORD_MAGIC);
         self.bytes.extend_from_slice(&[kind, flags, 0, 0]);
         self.bytes.extend_from_slice(&len.to_be_bytes());
-        self.bytes.extend_from_slice(&[0; HEAD - 12]);
+        self.bytes.extend_from_slice(&[0; 4]);
+        self.bytes.extend_from_slice(&sum);
+        self.bytes.extend_from_slice(&[0; 8]);
         self.bytes.extend_from_slice(payload);
         self.bytes.resize(end, 0);
     }
@@ -208,7 +204,7 @@ impl Draft {
         self.bytes.len()
     }
 
-    /// Fills in what depends on the place: the durable mark and the sums. Calls `at` with each record's offset.
+    /// Fills in what depends on the place: the durable mark and the head sum. Calls `at` with each record's offset.
     pub(super) fn finish(&mut self, offset: u32, durable: u32, key: &Key, mut at: impl FnMut(u32)) -> &[u8] {
         let mut start = 0;
         while start < self.bytes.len() {
@@ -216,10 +212,8 @@ impl Draft {
             let place = offset + u32::try_from(start).expect("a batch is shorter than a segment can be");
             let record = &mut self.bytes[start..start + HEAD + len];
             record[12..16].copy_from_slice(&durable.to_be_bytes());
-            let body = body_sum(record, key, place);
-            record[16..28].copy_from_slice(&body);
-            let head = head_sum(&array(record, 0), key, place);
-            record[28..32].copy_from_slice(&head);
+            let sum = head_sum(&array(record, 0), key, place);
+            record[24..32].copy_from_slice(&sum);
             at(place);
             start += record_bytes(len);
         }
@@ -257,7 +251,7 @@ mod tests {
     fn draft(payloads: &[Vec<u8>], offset: u32, durable: u32) -> Vec<u8> {
         let mut draft = Draft::default();
         for payload in payloads {
-            draft.push(9, payload);
+            draft.push(9, payload, body_sum(payload));
         }
         draft.finish(offset, durable, &HEADER_1.key(), |_| {}).to_vec()
     }
@@ -311,7 +305,7 @@ mod tests {
             let read = |bytes: &[u8], at: usize, offset: u32| {
                 let head = Head::decode(&array(bytes, at), &key, offset)?;
                 let record = bytes.get(at..at + head.record_bytes())?;
-                head.verify(record, &key, offset).then(|| record[HEAD..HEAD + head.payload as usize].to_vec())
+                head.verify(record).then(|| record[HEAD..HEAD + head.payload as usize].to_vec())
             };
             let mut at = 0;
             let mut ends = Vec::new();

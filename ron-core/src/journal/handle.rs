@@ -9,7 +9,10 @@ use std::{fmt, path::Path, slice, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use super::{Entry, JournalError, Position, Reader, Record, Recovered, Segments, Settings};
+use super::{
+    Entry, JournalError, Position, Reader, Record, Recovered, Segments, Settings,
+    format::{BodySum, body_sum},
+};
 use crate::{
     Affects, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor, TaskSpec,
     disk::Disk, lane::block_on,
@@ -29,6 +32,8 @@ pub const WRITER: TaskSpec = TaskSpec::new("ron-core", "journal_writer")
 const BATCH_MAX: usize = 1024;
 /// Payload bytes after which a batch is full. At a gigabyte a second this is four milliseconds of writing.
 const BATCH_BYTES: usize = 4 << 20;
+/// Payloads up to this long are summed on the caller's task: about twenty microseconds.
+const SUMMED_BY_CALLER_MAX: usize = 64 << 10;
 /// Opening scans the whole journal; it may take minutes, and there is nothing to do meanwhile.
 const OPENING: Duration = Duration::from_secs(24 * 3600);
 
@@ -47,20 +52,52 @@ pub struct Journal {
 type Answer<T> = Reply<Result<T, JournalError>>;
 
 enum Request {
-    Append { entries: Entries, durable: bool, reply: Answer<Vec<Position>> },
+    Append(Append),
     RemoveBefore { segment: u64, reply: Answer<usize> },
 }
 
-enum Entries {
-    One((u8, Bytes)),
-    Many(Vec<(u8, Bytes)>),
+/// Records that wait to be written, and whom to tell where they went.
+struct Append {
+    records: Records,
+    durable: bool,
 }
 
-impl Entries {
-    fn as_slice(&self) -> &[(u8, Bytes)] {
-        match self {
-            Entries::One(entry) => slice::from_ref(entry),
-            Entries::Many(entries) => entries,
+enum Records {
+    One(Draft, Answer<Position>),
+    Many(Vec<Draft>, Answer<Vec<Position>>),
+}
+
+/// A record on its way to the writer.
+struct Draft {
+    kind: u8,
+    payload: Bytes,
+    sum: Option<BodySum>,
+}
+
+impl Draft {
+    /// Sums the payload here, on the caller's time, while the writer waits for the disk. A large one is left to the
+    /// writer's thread: a runtime must not stand still for it.
+    fn new(kind: u8, payload: Bytes) -> Self {
+        let sum = (payload.len() <= SUMMED_BY_CALLER_MAX).then(|| body_sum(&payload));
+        Draft { kind, payload, sum }
+    }
+}
+
+impl Append {
+    fn drafts(&self) -> &[Draft] {
+        match &self.records {
+            Records::One(draft, _) => slice::from_ref(draft),
+            Records::Many(drafts, _) => drafts,
+        }
+    }
+
+    fn answer(self, result: Result<&[Position], &JournalError>) {
+        match self.records {
+            Records::One(_, reply) => reply.send(match result {
+                Ok(positions) => Ok(*positions.first().expect("one record has one position")),
+                Err(error) => Err(error.clone()),
+            }),
+            Records::Many(_, reply) => reply.send(result.map(<[_]>::to_vec).map_err(Clone::clone)),
         }
     }
 }
@@ -68,9 +105,7 @@ impl Entries {
 impl Request {
     fn payload_bytes(&self) -> usize {
         match self {
-            Request::Append { entries, .. } => {
-                entries.as_slice().iter().map(|(_, payload)| payload.len()).sum()
-            }
+            Request::Append(append) => append.drafts().iter().map(|draft| draft.payload.len()).sum(),
             Request::RemoveBefore { .. } => 0,
         }
     }
@@ -150,10 +185,9 @@ impl Journal {
         entries: Vec<(u8, Bytes)>,
         deadline: Deadline,
     ) -> Result<Vec<Position>, JournalError> {
-        for (_, payload) in &entries {
-            self.check_size(payload)?;
-        }
-        self.submit(Entries::Many(entries), true, deadline).await
+        let drafts: Result<_, _> =
+            entries.into_iter().map(|(kind, payload)| self.draft(kind, payload)).collect();
+        self.append_many(drafts?, deadline).await
     }
 
     /// Makes durable what was appended before this call.
@@ -161,7 +195,7 @@ impl Journal {
     /// # Errors
     /// As [`append`](Journal::append).
     pub async fn sync(&self, deadline: Deadline) -> Result<(), JournalError> {
-        self.submit(Entries::Many(Vec::new()), true, deadline).await.map(drop)
+        self.append_many(Vec::new(), deadline).await.map(drop)
     }
 
     /// Removes the segments before `segment`, oldest first, and returns how many there were. The one being written
@@ -195,26 +229,29 @@ impl Journal {
         durable: bool,
         deadline: Deadline,
     ) -> Result<Position, JournalError> {
-        self.check_size(&payload)?;
-        let positions = self.submit(Entries::One((kind, payload)), durable, deadline).await?;
-        Ok(*positions.first().expect("one record was appended, so there is one position"))
+        let draft = self.draft(kind, payload)?;
+        let request = |reply| Request::Append(Append { records: Records::One(draft, reply), durable });
+        self.lane.call("journal_append", deadline, request).await?
     }
 
-    async fn submit(
+    async fn append_many(
         &self,
-        entries: Entries,
-        durable: bool,
+        drafts: Vec<Draft>,
         deadline: Deadline,
     ) -> Result<Vec<Position>, JournalError> {
-        self.lane
-            .call("journal_append", deadline, |reply| Request::Append { entries, durable, reply })
-            .await?
+        let request =
+            |reply| Request::Append(Append { records: Records::Many(drafts, reply), durable: true });
+        self.lane.call("journal_append", deadline, request).await?
     }
 
-    /// Refused here, so that one oversized record does not spoil the batch of others.
-    fn check_size(&self, payload: &Bytes) -> Result<(), JournalError> {
+    /// Refuses an oversized record here, so that it does not spoil the batch of others.
+    fn draft(&self, kind: u8, payload: Bytes) -> Result<Draft, JournalError> {
         let (bytes, limit) = (payload.len() as u64, self.record_bytes_max);
-        if bytes > limit { Err(JournalError::TooLarge { bytes, limit }) } else { Ok(()) }
+        if bytes > limit {
+            Err(JournalError::TooLarge { bytes, limit })
+        } else {
+            Ok(Draft::new(kind, payload))
+        }
     }
 }
 
@@ -222,13 +259,6 @@ impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Journal").field("waiting", &self.lane.depth()).finish_non_exhaustive()
     }
-}
-
-/// An append that waits for its answer.
-struct Waiting {
-    entries: Entries,
-    durable: bool,
-    reply: Answer<Vec<Position>>,
 }
 
 struct Writer {
@@ -246,9 +276,7 @@ impl Writer {
             while let Some(request) = next.take() {
                 bytes += request.payload_bytes();
                 match request {
-                    Request::Append { entries, durable, reply } => {
-                        batch.push(Waiting { entries, durable, reply });
-                    }
+                    Request::Append(append) => batch.push(append),
                     // In its place in the order: what was asked for before it is committed before it.
                     Request::RemoveBefore { segment, reply } => {
                         self.commit(&mut batch);
@@ -268,38 +296,37 @@ impl Writer {
     }
 
     /// Commits the batch and answers everybody in it.
-    fn commit(&mut self, batch: &mut Vec<Waiting>) {
+    fn commit(&mut self, batch: &mut Vec<Append>) {
         if batch.is_empty() {
             return;
         }
         match self.write(batch) {
             Ok(positions) => {
-                let mut positions = positions.into_iter();
-                for Waiting { entries, reply, .. } in batch.drain(..) {
-                    reply.send(Ok(positions.by_ref().take(entries.as_slice().len()).collect()));
+                let mut rest = &positions[..];
+                for append in batch.drain(..) {
+                    let (its, others) = rest.split_at(append.drafts().len());
+                    append.answer(Ok(its));
+                    rest = others;
                 }
             }
             // Together they do not fit; some of them alone may.
             Err(JournalError::NoSpace) if batch.len() > 1 => {
-                for waiting in batch.drain(..) {
-                    let result = self.write(slice::from_ref(&waiting));
-                    waiting.reply.send(result);
+                for append in batch.drain(..) {
+                    let result = self.write(slice::from_ref(&append));
+                    append.answer(result.as_deref());
                 }
             }
-            Err(error) => {
-                for Waiting { reply, .. } in batch.drain(..) {
-                    reply.send(Err(error.clone()));
-                }
-            }
+            Err(error) => batch.drain(..).for_each(|append| append.answer(Err(&error))),
         }
     }
 
-    fn write(&mut self, batch: &[Waiting]) -> Result<Vec<Position>, JournalError> {
-        let entries = batch
-            .iter()
-            .flat_map(|waiting| waiting.entries.as_slice())
-            .map(|(kind, payload)| Entry::new(*kind, payload));
-        let written = if batch.iter().any(|waiting| waiting.durable) {
+    fn write(&mut self, batch: &[Append]) -> Result<Vec<Position>, JournalError> {
+        let entries = batch.iter().flat_map(Append::drafts).map(|draft| Entry {
+            kind: draft.kind,
+            payload: &draft.payload,
+            sum: draft.sum,
+        });
+        let written = if batch.iter().any(|append| append.durable) {
             self.segments.commit(entries)
         } else {
             self.segments.append_unsynced(entries)

@@ -272,7 +272,7 @@ mod tests {
     use crate::{
         journal::{
             Entry, Segments, Settings,
-            format::{Draft, segment_name},
+            format::{Draft, body_sum, segment_name},
         },
         sim::SimDisk,
     };
@@ -282,7 +282,7 @@ mod tests {
         let header = Header { sequence, salt: [3; 16], previous_end };
         let mut draft = Draft::default();
         for payload in payloads {
-            draft.push(1, payload);
+            draft.push(1, payload, body_sum(payload));
         }
         let mut bytes = header.encode().to_vec();
         bytes.extend_from_slice(draft.finish(FIRST, durable, &header.key(), |_| {}));

@@ -164,7 +164,7 @@ impl Reader {
         let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
             return Err(no_record);
         };
-        match window.body(&head, key, offset)? {
+        match window.body(&head, offset)? {
             Some(payload) => {
                 Ok(Record { position, kind: head.kind, payload: Bytes::copy_from_slice(payload) })
             }
@@ -349,7 +349,7 @@ impl Window {
         Ok(bytes.first_chunk().and_then(|head| Head::decode(head, key, offset)))
     }
 
-    fn body(&mut self, head: &Head, key: &Key, offset: u32) -> Result<Option<&[u8]>, DiskError> {
+    fn body(&mut self, head: &Head, offset: u32) -> Result<Option<&[u8]>, DiskError> {
         let len = head.record_bytes();
         // Checked before the window grows: a length is believed only as far as there is a file.
         if len > self.limit.saturating_sub(offset) as usize {
@@ -358,13 +358,13 @@ impl Window {
         let Some(record) = self.from(offset, len)?.get(..len) else {
             return Ok(None);
         };
-        Ok(head.verify(record, key, offset).then(|| &record[HEAD..HEAD + head.payload as usize]))
+        Ok(head.verify(record).then(|| &record[HEAD..HEAD + head.payload as usize]))
     }
 
     /// The record at `offset` with its payload, if there is a whole one.
     pub(super) fn record(&mut self, key: &Key, offset: u32) -> Result<Option<(Head, &[u8])>, DiskError> {
         match self.head(key, offset)? {
-            Some(head) => Ok(self.body(&head, key, offset)?.map(|payload| (head, payload))),
+            Some(head) => Ok(self.body(&head, offset)?.map(|payload| (head, payload))),
             None => Ok(None),
         }
     }

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     Entry, JournalError, Position, Reader, Record, Recovered, Salts, Scan, SegmentInfo, Settings,
-    format::{Draft, Header, RECORD_BYTES_MAX, next_sequence, record_bytes},
+    format::{Draft, Header, RECORD_BYTES_MAX, body_sum, next_sequence, record_bytes},
     recover::{Active, Resume, make_dirs, recover},
     scan::{FIRST, Segment, Shared},
 };
@@ -215,10 +215,10 @@ impl Segments {
         self.refuse_poisoned()?;
         self.draft.clear(BUFFER_KEEP);
         let payload_max = self.settings.record_bytes_max.min(RECORD_BYTES_MAX);
-        for Entry { kind, payload } in batch {
+        for Entry { kind, payload, sum } in batch {
             too_large(payload.len() as u64, u64::from(payload_max))?;
             too_large((self.draft.len() + record_bytes(payload.len())) as u64, BATCH_BYTES_MAX)?;
-            self.draft.push(kind, payload);
+            self.draft.push(kind, payload, sum.unwrap_or_else(|| body_sum(payload)));
         }
         Ok(())
     }
