@@ -35,12 +35,14 @@ use crate::{
 const SHARDS: usize = 16;
 
 /// The locks of a gate, in the order they are taken. They are the innermost of all: nothing is called under them.
-const SETTINGS_LOCK: LockSpec = LockSpec::new("ron-core", "gate.settings", 900)
-    .guards("the settings in force; held while they are replaced");
-const SHARD_LOCK: LockSpec = LockSpec::new("ron-core", "gate.shard", 910)
-    .guards("a sixteenth of the clients; held for eight comparisons");
-const TOTAL_LOCK: LockSpec = LockSpec::new("ron-core", "gate.total", 920)
-    .guards("the limits for all clients together; held for arithmetic");
+pub(crate) const LOCKS: [LockSpec; 3] = [
+    LockSpec::new("ron-core", "gate.settings", 900)
+        .guards("the settings in force; held while they are replaced"),
+    LockSpec::new("ron-core", "gate.shard", 910)
+        .guards("a sixteenth of the clients; held for eight comparisons"),
+    LockSpec::new("ron-core", "gate.total", 920)
+        .guards("the limits for all clients together; held for arithmetic"),
+];
 
 /// What one client, or all together, may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +181,7 @@ impl Gate {
     /// [`ConfigError::OutOfRange`] naming the limit that is zero or too large.
     pub fn new(name: &'static str, settings: GateSettings, metrics: &Metrics) -> Result<Self, ConfigError> {
         settings.check()?;
-        [SETTINGS_LOCK, SHARD_LOCK, TOTAL_LOCK].into_iter().for_each(|spec| metrics.note_lock(spec));
+        LOCKS.into_iter().for_each(|spec| metrics.note_lock(spec));
         let (sets, limits) = (settings.sets(), settings.client_limits());
         let shard = || Apart(Mutex::new(Shard::new(sets, limits)));
         Ok(Gate {

@@ -101,3 +101,9 @@ pub use retry::{Retry, RetryBudget};
 pub use shutdown::{Phase, Stop, StopHook, Stopped};
 pub use snapshot::{Snapshot, Watch};
 pub use supervisor::{Builder, Fatal, Restart, Spawner, Supervisor, Task, TaskEnd, TaskOutput};
+
+/// What this crate may bring to a running program: its queues, tasks and locks. Each crate of the family has one.
+#[must_use]
+pub fn inventory() -> Inventory {
+    Inventory::of(&[journal::COMMITS], &[journal::WRITER], &gate::LOCKS)
+}

@@ -1,4 +1,5 @@
-//! A million addresses at once must cost neither memory nor the clients who were there before.
+//! Memory by the allocator's count: queues cost what they hold, and a million addresses cost nothing, neither memory
+//! nor the clients who were there before.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -6,7 +7,9 @@ use std::{
 };
 
 use allocation_counter::measure;
-use ron_core::{ClientKey, Gate, GateLimits, GateSettings, Metrics, Pass};
+use ron_core::{
+    ClientKey, Feed, Gate, GateLimits, GateSettings, Lane, LaneSpec, MemoryBudget, Metrics, Pass, Snapshot,
+};
 
 const ONE: GateLimits =
     GateLimits { per_second: 10, burst: 20, in_flight: 4, bytes_per_second: 1 << 20, bytes_burst: 1 << 22 };
@@ -93,4 +96,51 @@ fn the_memory_is_what_the_gate_says() {
         let gate = gate.expect("set above").unwrap();
         assert_eq!(used.bytes_current, i64::try_from(gate.memory_bytes()).unwrap());
     }
+}
+
+/// What `make` leaves allocated. The first of a kind also makes counters, so it is made twice.
+fn kept<T>(mut make: impl FnMut() -> T) -> i64 {
+    let _first = make();
+    let mut second = None;
+    measure(|| second = Some(make())).bytes_current
+}
+
+/// A process may hold ten thousand nodes with a dozen queues each; a queue that took its capacity in advance would
+/// take gigabytes.
+#[test]
+fn an_empty_queue_costs_less_than_a_kibibyte() {
+    const WORK: LaneSpec = LaneSpec::new("test", "work", 1024);
+    const EVENTS: LaneSpec = LaneSpec::feed("test", "events", 1024);
+    let (metrics, budget) = (Metrics::default(), MemoryBudget::new("memory", 1 << 20));
+    let lane = kept(|| Lane::<[u64; 8]>::open(WORK, &metrics));
+    let weighed = kept(|| Lane::<[u64; 8]>::open_weighed(WORK, &metrics, &budget, |item| item.len()));
+    let feed = kept(|| Feed::<[u64; 8]>::open(EVENTS, &metrics));
+    let subscribed = kept(|| {
+        let feed = Feed::<[u64; 8]>::open(EVENTS, &metrics);
+        (feed.subscribe(), feed)
+    });
+    let snapshot = kept(|| Snapshot::new([0u64; 8]));
+    println!(
+        "lane {lane}, weighed lane {weighed}, feed {feed}, with a subscriber {subscribed}, snapshot {snapshot}"
+    );
+    for bytes in [lane, weighed, feed, subscribed, snapshot] {
+        assert!(bytes < 1024, "{bytes} bytes");
+    }
+}
+
+/// What was queued and taken leaves at most the room for as much again.
+#[test]
+fn a_queue_holds_what_it_holds_and_not_more() {
+    const WORK: LaneSpec = LaneSpec::new("test", "work", 1024);
+    let metrics = Metrics::default();
+    let (lane, inbox) = Lane::<u64>::open(WORK, &metrics);
+    let full = measure(|| (0..2000).for_each(|item| drop(lane.try_push(item))));
+    assert!(full.bytes_current < 64 << 10, "{full:?}");
+    let again = measure(|| {
+        for _ in 0..10 {
+            while inbox.try_recv().is_some() {}
+            (0..2000).for_each(|item| drop(lane.try_push(item)));
+        }
+    });
+    assert_eq!(again.bytes_current, 0, "{again:?}");
 }

@@ -1,0 +1,56 @@
+//! `docs/concurrency.md` is rendered from the declarations, and the declarations are what a running program registers.
+//!
+//! `RON_BLESS=1 cargo test -p examples --test concurrency` writes the file anew.
+
+use std::{path::Path, sync::Arc};
+
+use ron_core::{Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor, disk::RealDisk, journal};
+
+const INTRODUCTION: &str = "\
+# Concurrency
+
+Every queue, task kind and lock of the family. This file is rendered from their declarations by
+`examples/tests/concurrency.rs`, which also starts everything and compares: do not edit it by hand.
+
+The rules they all keep: no lock across an `.await`; one writer per mutable thing, readers see snapshots; a full
+queue refuses or sheds by its stated policy, and counts it; every task is tracked, and is drained or cut off at
+shutdown.
+
+Not listed: the primitives of ron-core (queue, feed, permits, snapshot, latch, readiness, metrics, a supervisor's list of
+children) each have one private lock. It is a leaf: nothing foreign is called and no other lock is taken under it.
+
+";
+
+fn declared() -> Inventory {
+    ron_core::inventory()
+}
+
+#[test]
+fn the_document_says_what_is_declared() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/concurrency.md");
+    let rendered = format!("{INTRODUCTION}{}", declared().to_markdown());
+    if std::env::var_os("RON_BLESS").is_some() {
+        std::fs::write(&path, &rendered).expect("docs/ can be written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == rendered,
+        "docs/concurrency.md is stale; run with RON_BLESS=1 and look at the difference"
+    );
+}
+
+#[tokio::test]
+async fn a_running_program_registers_exactly_what_is_declared() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let metrics = Metrics::default();
+    let host = Supervisor::builder("all of it").metrics(metrics.clone()).start();
+
+    let disk = Arc::new(RealDisk::open(dir.path()).expect("an empty directory"));
+    let journal = journal::Journal::open(&host, disk, Path::new("log"), journal::Settings::default()).await;
+    let limits = GateLimits { per_second: 1, burst: 1, in_flight: 1, bytes_per_second: 1, bytes_burst: 1 };
+    let gate = Gate::new("gate", GateSettings::new(limits, limits), &metrics);
+
+    assert_eq!(metrics.inventory(), declared());
+    drop((journal.expect("opens"), gate.expect("valid")));
+    host.shutdown().await;
+}
