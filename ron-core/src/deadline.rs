@@ -4,7 +4,13 @@
 //! work done in its name. On the wire a deadline travels as its remaining milliseconds: two machines agree on
 //! durations, not on clocks.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -67,8 +73,37 @@ impl Deadline {
     /// # Errors
     /// [`CallError::Timeout`] naming `op`.
     pub async fn limit<F: Future>(self, op: &'static str, work: F) -> Result<F::Output, CallError> {
+        let mut work = pin!(work);
+        match poll_once(work.as_mut()).await {
+            Some(output) => Ok(output),
+            None => self.limit_pending(op, work).await,
+        }
+    }
+
+    /// [`limit`](Deadline::limit) for work that is known to be pending. What is ready after one turn of the
+    /// scheduler pays for no timer.
+    pub(crate) async fn limit_pending<F: Future>(
+        self,
+        op: &'static str,
+        mut work: Pin<&mut F>,
+    ) -> Result<F::Output, CallError> {
+        tokio::task::yield_now().await;
+        if let Some(output) = poll_once(work.as_mut()).await {
+            return Ok(output);
+        }
         tokio::time::timeout_at(self.0, work).await.map_err(|_| CallError::Timeout { op })
     }
+}
+
+/// One look at `future`, which goes on afterwards if it was not ready.
+pub(crate) async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|cx| {
+        Poll::Ready(match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
 }
 
 impl fmt::Debug for Deadline {

@@ -19,6 +19,7 @@ use tokio::{sync::oneshot, task::coop::cooperative, time::Instant};
 
 use crate::{
     CallError, Counter, Deadline, LaneSpec, MemoryBudget, Metrics, Overflow, Stop, StopHook, Tally,
+    deadline::poll_once,
     metrics::Depth,
     permits::Permit,
     queue::{Queue, Refused, Ticket},
@@ -145,28 +146,19 @@ impl<T> Lane<T> {
     /// [`CallError::Timeout`] at the deadline, [`CallError::Canceled`] when the lane closes,
     /// [`CallError::Busy`] for an item heavier than the whole budget. The item is dropped.
     pub async fn push(&self, item: T, deadline: Deadline) -> Result<(), CallError> {
-        // The common case pays for no timer.
-        let item = match self.offer(item) {
-            Ok(_) => return Ok(()),
-            Err((CallError::Busy { .. }, item)) => item,
-            Err((error, _)) => return Err(error),
-        };
         let shared = self.shared();
-        let wait = async {
-            let weight = match &shared.scales {
-                None => None,
-                Some(Scales { budget, weigh }) => {
-                    let bytes = weigh(&item) as u64;
-                    if bytes > budget.bytes() {
-                        return Err(shared.busy(budget.name()));
-                    }
-                    Some(budget.permits().take(bytes).await)
-                }
-            };
-            shared.queue.push(Parcel { item, weight }).await.map(drop).map_err(|_| CallError::Canceled)
-        };
-        match deadline.limit(shared.spec.name, wait).await {
-            Ok(result) => result,
+        if shared.spec.overflow == Overflow::ShedOldest {
+            return self.try_push(item);
+        }
+        let mut push = pin!(async {
+            let parcel = shared.weigh(item).await?;
+            shared.queue.push(parcel).await.map(drop).map_err(|_| CallError::Canceled)
+        });
+        if let Some(pushed) = poll_once(push.as_mut()).await {
+            return pushed;
+        }
+        match deadline.limit_pending(shared.spec.name, push).await {
+            Ok(pushed) => pushed,
             Err(late) => {
                 shared.metrics.tally(Counter::IoTimeouts, shared.spec.name).add(1);
                 Err(late)
@@ -240,14 +232,10 @@ impl<T> Lane<T> {
 
     fn offer(&self, item: T) -> Result<Ticket, (CallError, T)> {
         let shared = self.shared();
-        let weight = match &shared.scales {
-            None => None,
-            Some(Scales { budget, weigh }) => match shared.take_bytes(budget, weigh(&item) as u64) {
-                Some(weight) => Some(weight),
-                None => return Err((shared.busy(budget.name()), item)),
-            },
+        let parcel = match shared.weigh_now(item) {
+            Ok(parcel) => parcel,
+            Err(item) => return Err((shared.budget_refusal(), item)),
         };
-        let parcel = Parcel { item, weight };
         let pushed = match shared.spec.overflow {
             Overflow::RejectNewest => shared.queue.try_push(parcel),
             Overflow::ShedOldest => shared.queue.push_shedding(parcel).map(|(ticket, shed)| {
@@ -265,22 +253,39 @@ impl<T> Lane<T> {
 }
 
 impl<T> Shared<T> {
-    /// Bytes of the budget, at the cost of older items if this lane sheds.
-    fn take_bytes(&self, budget: &MemoryBudget, bytes: u64) -> Option<Permit> {
+    /// Takes the item's bytes from the budget, at the cost of older items if this lane sheds, or gives it back.
+    fn weigh_now(&self, item: T) -> Result<Parcel<T>, T> {
+        let Some(Scales { budget, weigh }) = &self.scales else {
+            return Ok(Parcel { item, weight: None });
+        };
+        let bytes = weigh(&item) as u64;
         loop {
             if let Some(weight) = budget.permits().try_take(bytes) {
-                return Some(weight);
+                return Ok(Parcel { item, weight: Some(weight) });
             }
             if self.spec.overflow == Overflow::RejectNewest || bytes > budget.bytes() {
-                return None;
+                return Err(item);
             }
-            drop(self.queue.shed()?);
+            let Some(shed) = self.queue.shed() else { return Err(item) };
+            drop(shed);
             self.dropped.add(1);
         }
     }
 
-    /// The refusal when the budget is spent, whatever the queue holds.
-    fn busy(&self, what: &'static str) -> CallError {
+    /// Takes the item's bytes from the budget as soon as they are there.
+    async fn weigh(&self, item: T) -> Result<Parcel<T>, CallError> {
+        let Some(Scales { budget, weigh }) = &self.scales else {
+            return Ok(Parcel { item, weight: None });
+        };
+        let bytes = weigh(&item) as u64;
+        if bytes > budget.bytes() {
+            return Err(self.budget_refusal());
+        }
+        Ok(Parcel { item, weight: Some(budget.permits().take(bytes).await) })
+    }
+
+    fn budget_refusal(&self) -> CallError {
+        let what = self.scales.as_ref().map_or(self.spec.name, |scales| scales.budget.name());
         self.refusal(what, self.queue.taken(), self.queue.len())
     }
 

@@ -302,6 +302,28 @@ fn a_job_given_up_by_one_consumer_reaches_the_next() {
     });
 }
 
+/// A worker that is busy with its job does not come back to the queue: a wake-up meant for the second job must not
+/// end with it.
+#[test]
+fn two_workers_with_one_job_each_take_both() {
+    model(|| {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (lane, inbox) = lane(TWO);
+        let workers = [inbox.clone(), inbox].map(|inbox| {
+            thread::spawn(move || {
+                let job = block_on(inbox.recv());
+                // Kept for ever, as a job that takes long is.
+                std::mem::forget(job);
+                std::mem::forget(inbox);
+            })
+        });
+        for number in [1, 2] {
+            lane.try_push(Job { number, dropped: Arc::clone(&dropped) }).unwrap();
+        }
+        workers.map(|worker| worker.join().unwrap());
+    });
+}
+
 #[test]
 fn permits_are_given_back_on_every_path() {
     model(|| {

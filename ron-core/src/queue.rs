@@ -1,23 +1,38 @@
 //! The bounded queue under every lane: who waits for items, who waits for room, and what a close means.
 //!
-//! A mutex around a deque, on purpose. It is loom-checkable, allocates as it fills instead of by capacity, lets a
-//! caller that gave up take its item back, and is as fast as a lock-free list as long as no foreign code runs under
-//! the lock, so wakers and dropped items always leave the critical section first.
+//! Two deques behind two mutexes, on purpose. Producers append to the back, consumers take from the front, and only
+//! when the front is empty does a consumer visit the back and swap the two. So producers and consumers rarely meet,
+//! and yet everything is loom-checkable, allocates as it fills instead of by capacity, and lets a caller that gave up
+//! take its item back. No foreign code (a waker, an item's `Drop`) runs under a lock.
 //!
 //! Order is strict: items leave in the order in which their producers arrived, waiting producers included. A
 //! producer that waits for room has already handed its item over; the consumer that makes room moves it into the
 //! queue, so nobody can barge in between.
+//!
+//! Locks are taken front, then back; `idle` alone. Two questions are asked across them without a lock, and each
+//! answer cannot be missed:
+//!
+//! - *Is a consumer idle?* A consumer enters itself as idle before its last look at the back; a producer asks inside
+//!   its own visit to the back. Whichever visit comes second sees what the first one left.
+//! - *Does a producer wait?* A producer enters itself as waiting before its last look at `taken`, a consumer counts
+//!   `taken` up before it asks. Both are read-modify-writes, so whichever comes second sees the other.
 
 use std::{
     collections::VecDeque,
     future::Future,
+    mem,
+    ops::Deref,
     pin::Pin,
     task::{Context, Poll, Waker},
 };
 
 use crate::{
     planted::{Bug, is_planted},
-    sync::{Mutex, lock},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        lock,
+    },
 };
 
 /// An item's place in arrival order; with it the item can be taken back.
@@ -36,19 +51,66 @@ pub(crate) enum Refused<T> {
 }
 
 pub(crate) struct Queue<T> {
-    state: Mutex<State<T>>,
-    capacity: usize,
+    capacity: u64,
+    front: OwnLine<Front<T>>,
+    back: OwnLine<BackHalf<T>>,
+    signals: OwnLine<Signals>,
 }
 
-struct State<T> {
+/// The consumers' half.
+struct Front<T> {
+    items: Mutex<VecDeque<(Ticket, T)>>,
+    /// Items that left the queue so far, taken, taken back or shed. `Back::accepted` less this is the depth.
+    taken: AtomicU64,
+}
+
+/// The producers' half.
+struct BackHalf<T> {
+    state: Mutex<Back<T>>,
+    /// A copy of `Back::accepted`, to ask without the lock.
+    accepted: AtomicU64,
+    /// The newest ticket that was let in after waiting. Those who wait are let in in order, so every older one was.
+    admitted: AtomicU64,
+}
+
+/// What each half asks of the other without its lock.
+struct Signals {
+    /// Length of `Back::waiting`.
+    waiting: AtomicUsize,
+    /// Length of `idle`.
+    idlers: AtomicUsize,
+    idle: Mutex<Idle>,
+}
+
+/// Consumers that wait.
+struct Idle {
+    /// The last to come is the first to be woken: its stack is still warm.
+    wakers: Vec<(u64, Waker)>,
+    seen: u64,
+}
+
+/// Starts a cache line of its own, so that producers and consumers do not take each other's away: side by side, the
+/// two halves of the queue are slower on two cores than on one.
+#[repr(align(64))]
+struct OwnLine<T>(T);
+
+impl<T> Deref for OwnLine<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+struct Back<T> {
     items: VecDeque<(Ticket, T)>,
-    /// Producers whose items did not fit yet, oldest first. Non-empty only while the queue is full.
+    /// Producers whose items did not fit yet, oldest first.
     waiting: VecDeque<Waiting<T>>,
-    /// Idle consumers. The last to come is the first to be woken: its stack is still warm.
-    idle: Vec<(u64, Waker)>,
     arrivals: u64,
-    taken: u64,
-    consumers_seen: u64,
+    /// Items let into the queue so far.
+    accepted: u64,
+    /// A value that `taken` once had. While it leaves room there is no need to look again.
+    taken_seen: u64,
     closed: bool,
 }
 
@@ -58,90 +120,89 @@ struct Waiting<T> {
     waker: Waker,
 }
 
-impl<T> State<T> {
+impl<T> Back<T> {
     fn next_ticket(&mut self) -> Ticket {
         self.arrivals += 1;
         Ticket(self.arrivals)
     }
 
-    fn has_room(&self, capacity: usize) -> bool {
-        self.items.len() < capacity && self.waiting.is_empty()
-    }
-
-    /// Appends and names the consumer to wake.
-    fn append(&mut self, item: T) -> (Ticket, Option<Waker>) {
-        let ticket = self.next_ticket();
+    fn append(&mut self, ticket: Ticket, item: T) {
+        self.accepted += 1;
         self.items.push_back((ticket, item));
-        (ticket, self.idle.pop().map(|(_, waker)| waker))
     }
 
-    /// Takes the oldest item and lets the longest-waiting producer's item in; names that producer's waker.
-    fn take(&mut self, capacity: usize) -> Option<(T, Option<Waker>)> {
-        let (_, item) = self.items.pop_front()?;
-        self.taken += 1;
-        Some((item, self.admit(capacity)))
-    }
-
-    fn admit(&mut self, capacity: usize) -> Option<Waker> {
-        if self.closed || self.items.len() >= capacity {
-            return None;
-        }
-        let Waiting { ticket, item, waker } = self.waiting.pop_front()?;
-        self.items.push_back((ticket, item));
-        Some(waker)
+    fn waiting_at(&self, ticket: Ticket) -> Option<usize> {
+        self.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()
     }
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         Queue {
-            state: Mutex::new(State {
-                items: VecDeque::new(),
-                waiting: VecDeque::new(),
-                idle: Vec::new(),
-                arrivals: 0,
-                taken: 0,
-                consumers_seen: 0,
-                closed: false,
+            capacity: capacity as u64,
+            front: OwnLine(Front { items: Mutex::new(VecDeque::new()), taken: AtomicU64::new(0) }),
+            back: OwnLine(BackHalf {
+                accepted: AtomicU64::new(0),
+                admitted: AtomicU64::new(0),
+                state: Mutex::new(Back {
+                    items: VecDeque::new(),
+                    waiting: VecDeque::new(),
+                    arrivals: 0,
+                    accepted: 0,
+                    taken_seen: 0,
+                    closed: false,
+                }),
             }),
-            capacity,
+            signals: OwnLine(Signals {
+                waiting: AtomicUsize::new(0),
+                idlers: AtomicUsize::new(0),
+                idle: Mutex::new(Idle { wakers: Vec::new(), seen: 0 }),
+            }),
         }
     }
 
     /// Enqueues if there is room at once.
     pub(crate) fn try_push(&self, item: T) -> Result<Ticket, Refused<T>> {
-        let (ticket, wake) = {
-            let mut state = lock(&self.state);
-            if state.closed {
-                return Err(Refused::Closed(item));
-            }
-            if !state.has_room(self.capacity) {
-                return Err(Refused::Full { item, taken: state.taken });
-            }
-            state.append(item)
-        };
-        wake_up(wake);
+        let mut back = lock(&self.back.state);
+        if back.closed {
+            return Err(Refused::Closed(item));
+        }
+        if !self.has_room(&mut back) {
+            let taken = back.taken_seen;
+            return Err(Refused::Full { item, taken });
+        }
+        let ticket = back.next_ticket();
+        back.append(ticket, item);
+        self.leave_back(back);
         Ok(ticket)
     }
 
     /// Enqueues by dropping the oldest item if there is no room. The dropped one comes back for counting.
     pub(crate) fn push_shedding(&self, item: T) -> Result<(Ticket, Option<T>), Refused<T>> {
-        let (ticket, shed, wake) = {
-            let mut state = lock(&self.state);
-            if state.closed {
-                return Err(Refused::Closed(item));
-            }
-            let shed = if state.has_room(self.capacity) { None } else { state.items.pop_front() };
-            let (ticket, wake) = state.append(item);
-            (ticket, shed.map(|(_, item)| item), wake)
+        let item = match self.try_push(item) {
+            Ok(ticket) => return Ok((ticket, None)),
+            Err(Refused::Full { item, .. }) => item,
+            Err(closed) => return Err(closed),
         };
-        wake_up(wake);
+        let mut front = lock(&self.front.items);
+        let mut back = lock(&self.back.state);
+        if back.closed {
+            return Err(Refused::Closed(item));
+        }
+        // A consumer may have made room since.
+        let shed = if self.has_room(&mut back) { None } else { self.remove_oldest(&mut front, &mut back) };
+        drop(front);
+        let ticket = back.next_ticket();
+        back.append(ticket, item);
+        self.leave_back(back);
         Ok((ticket, shed))
     }
 
     /// Drops the oldest item and gives it back for counting: how a shedding lane makes room in its byte budget.
     pub(crate) fn shed(&self) -> Option<T> {
-        lock(&self.state).items.pop_front().map(|(_, item)| item)
+        let mut front = lock(&self.front.items);
+        let mut back = lock(&self.back.state);
+        self.remove_oldest(&mut front, &mut back)
     }
 
     /// Enqueues as soon as there is room. Dropping the future takes the item back unless it was enqueued already.
@@ -151,9 +212,7 @@ impl<T> Queue<T> {
 
     /// Takes the oldest item, if there is one.
     pub(crate) fn try_recv(&self) -> Option<T> {
-        let (item, wake) = lock(&self.state).take(self.capacity)?;
-        wake_up(wake);
-        Some(item)
+        self.take().ok()
     }
 
     /// The oldest item as soon as there is one; `None` once the queue is closed and empty. Dropping the future
@@ -164,70 +223,182 @@ impl<T> Queue<T> {
 
     /// Takes an item back, wherever it waits. `None` if a consumer has it already.
     pub(crate) fn revoke(&self, ticket: Ticket) -> Option<T> {
-        let (item, wake) = {
-            let mut state = lock(&self.state);
-            if let Ok(at) = state.items.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
-                let (_, item) = state.items.remove(at)?;
-                (item, state.admit(self.capacity))
-            } else {
-                let at = state.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()?;
-                let Waiting { item, waker, .. } = state.waiting.remove(at)?;
-                drop(state);
-                drop(waker);
-                return Some(item);
-            }
-        };
-        wake_up(wake);
+        let mut front = lock(&self.front.items);
+        let mut back = lock(&self.back.state);
+        if let Some(at) = back.waiting_at(ticket) {
+            let Waiting { item, waker, .. } = self.stop_waiting(&mut back, at);
+            drop((back, front));
+            drop(waker);
+            return Some(item);
+        }
+        let find =
+            |items: &VecDeque<(Ticket, T)>| items.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok();
+        let (_, item) = match find(&front) {
+            Some(at) => front.remove(at),
+            None => find(&back.items).and_then(|at| back.items.remove(at)),
+        }?;
+        self.front.taken.fetch_add(1, Ordering::AcqRel);
+        drop((back, front));
+        self.admit();
         Some(item)
     }
 
     /// Refuses newcomers from now on; what is queued is still handed out.
     pub(crate) fn close(&self) {
-        let (idle, waiting, dropped) = {
-            let mut state = lock(&self.state);
-            if state.closed {
+        let waiting: Vec<Waker> = {
+            let mut back = lock(&self.back.state);
+            if back.closed {
                 return;
             }
-            state.closed = true;
-            let dropped =
-                if is_planted(Bug::DrainDrops) { std::mem::take(&mut state.items) } else { VecDeque::new() };
-            let waiting: Vec<_> = state.waiting.iter().map(|waiting| waiting.waker.clone()).collect();
-            (std::mem::take(&mut state.idle), waiting, dropped)
+            back.closed = true;
+            back.waiting.iter().map(|waiting| waiting.waker.clone()).collect()
+        };
+        if is_planted(Bug::DrainDrops) {
+            self.forget_all();
+        }
+        let idle = {
+            let mut idle = lock(&self.signals.idle);
+            self.signals.idlers.store(0, Ordering::Relaxed);
+            mem::take(&mut idle.wakers)
         };
         idle.into_iter().for_each(|(_, waker)| waker.wake());
         waiting.into_iter().for_each(Waker::wake);
-        drop(dropped);
     }
 
     /// Closes and drops what is queued: there is no consumer left.
     pub(crate) fn abandon(&self) {
         self.close();
-        let items = std::mem::take(&mut lock(&self.state).items);
-        drop(items);
+        self.forget_all();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.state).closed
+        lock(&self.back.state).closed
     }
 
     pub(crate) fn len(&self) -> usize {
-        lock(&self.state).items.len()
+        let accepted = self.back.accepted.load(Ordering::Acquire);
+        // Another thread may take an item between the two looks, so that more is taken than was accepted then.
+        usize::try_from(accepted.saturating_sub(self.taken())).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity
+        usize::try_from(self.capacity).unwrap_or(usize::MAX)
     }
 
-    /// Items handed out so far; with a clock beside it, the rate at which the queue drains.
+    /// Items that have left so far; with a clock beside it, the rate at which the queue drains.
     pub(crate) fn taken(&self) -> u64 {
-        lock(&self.state).taken
+        self.front.taken.load(Ordering::Acquire)
+    }
+
+    fn has_room(&self, back: &mut Back<T>) -> bool {
+        if !back.waiting.is_empty() {
+            return false;
+        }
+        if back.accepted - back.taken_seen >= self.capacity {
+            back.taken_seen = self.taken();
+        }
+        back.accepted - back.taken_seen < self.capacity
+    }
+
+    /// Ends a producer's visit to the back and wakes a consumer if one is idle.
+    fn leave_back(&self, back: MutexGuard<'_, Back<T>>) {
+        self.back.accepted.store(back.accepted, Ordering::Release);
+        // Asked inside the visit, see the head of the file.
+        let someone_is_idle = self.signals.idlers.load(Ordering::Relaxed) > 0;
+        drop(back);
+        if someone_is_idle {
+            self.wake_idle();
+        }
+    }
+
+    fn wake_idle(&self) {
+        let waker = {
+            let mut idle = lock(&self.signals.idle);
+            let waker = idle.wakers.pop();
+            self.signals.idlers.store(idle.wakers.len(), Ordering::Relaxed);
+            waker
+        };
+        if let Some((_, waker)) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Takes the oldest item, or tells whether the queue is closed and will never have one.
+    fn take(&self) -> Result<T, Empty> {
+        let mut front = lock(&self.front.items);
+        if front.is_empty() {
+            let mut back = lock(&self.back.state);
+            if back.items.is_empty() {
+                return Err(if back.closed { Empty::ForEver } else { Empty::Now });
+            }
+            mem::swap(&mut *front, &mut back.items);
+        }
+        let (_, item) = front.pop_front().expect("not empty, or filled just now");
+        drop(front);
+        self.front.taken.fetch_add(1, Ordering::AcqRel);
+        self.admit();
+        Ok(item)
+    }
+
+    /// Whether there may be something to take, or the end to see, in the back.
+    fn has_changed(&self) -> bool {
+        let back = lock(&self.back.state);
+        back.closed || !back.items.is_empty()
+    }
+
+    fn remove_oldest(&self, front: &mut VecDeque<(Ticket, T)>, back: &mut Back<T>) -> Option<T> {
+        let (_, item) = front.pop_front().or_else(|| back.items.pop_front())?;
+        self.front.taken.fetch_add(1, Ordering::AcqRel);
+        Some(item)
+    }
+
+    /// Lets waiting producers in as far as there is room, after an item has left.
+    fn admit(&self) {
+        if self.signals.waiting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut back = lock(&self.back.state);
+        let admitted = self.admit_into(&mut back);
+        self.leave_back(back);
+        admitted.into_iter().for_each(Waker::wake);
+    }
+
+    fn admit_into(&self, back: &mut Back<T>) -> Vec<Waker> {
+        let mut admitted = Vec::new();
+        // A read-modify-write: it must not miss an item that left before the producer was seen to wait.
+        back.taken_seen = self.front.taken.fetch_add(0, Ordering::AcqRel);
+        while !back.closed && back.accepted - back.taken_seen < self.capacity {
+            let Some(Waiting { ticket, item, waker }) = back.waiting.pop_front() else { break };
+            back.append(ticket, item);
+            self.back.admitted.store(ticket.0, Ordering::Release);
+            admitted.push(waker);
+        }
+        self.signals.waiting.store(back.waiting.len(), Ordering::Release);
+        admitted
+    }
+
+    fn stop_waiting(&self, back: &mut Back<T>, at: usize) -> Waiting<T> {
+        let gone = back.waiting.remove(at).expect("found at this index");
+        self.signals.waiting.store(back.waiting.len(), Ordering::Release);
+        gone
+    }
+
+    fn forget_all(&self) {
+        let (front, items) = {
+            let mut front = lock(&self.front.items);
+            let mut back = lock(&self.back.state);
+            let gone = front.len() + back.items.len();
+            self.front.taken.fetch_add(gone as u64, Ordering::AcqRel);
+            (mem::take(&mut *front), mem::take(&mut back.items))
+        };
+        drop((front, items));
     }
 }
 
-fn wake_up(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        waker.wake();
-    }
+/// Why there is nothing to take.
+enum Empty {
+    Now,
+    ForEver,
 }
 
 /// See [`Queue::push`].
@@ -240,55 +411,80 @@ pub(crate) struct Push<'a, T> {
 // Nothing in here is pinned: the item moves freely between the future and the queue.
 impl<T> Unpin for Push<'_, T> {}
 
+impl<T> Push<'_, T> {
+    /// Hands the item over, or the refusal back.
+    fn arrive(&mut self, item: T, waker: &Waker) -> Poll<Result<Ticket, T>> {
+        let queue = self.queue;
+        let mut back = lock(&queue.back.state);
+        if back.closed {
+            return Poll::Ready(Err(item));
+        }
+        let ticket = back.next_ticket();
+        if queue.has_room(&mut back) {
+            back.append(ticket, item);
+            queue.leave_back(back);
+            return Poll::Ready(Ok(ticket));
+        }
+        back.waiting.push_back(Waiting { ticket, item, waker: waker.clone() });
+        queue.signals.waiting.store(back.waiting.len(), Ordering::Release);
+        self.ticket = Some(ticket);
+        if back.waiting.len() > 1 {
+            // Consumers know already that somebody waits; whoever was first took the last look for all.
+            return Poll::Pending;
+        }
+        // The last look, now that consumers can see somebody waiting.
+        let admitted = queue.admit_into(&mut back);
+        queue.leave_back(back);
+        // The one admitted is this one, which needs no waking.
+        if admitted.is_empty() {
+            return Poll::Pending;
+        }
+        self.ticket = None;
+        Poll::Ready(Ok(ticket))
+    }
+}
+
 impl<T> Future for Push<'_, T> {
     /// The ticket, or the item back because the queue closed.
     type Output = Result<Ticket, T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut state = lock(&this.queue.state);
-        if let Some(ticket) = this.ticket {
-            let Ok(at) = state.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket) else {
-                this.ticket = None;
-                return Poll::Ready(Ok(ticket));
-            };
-            if state.closed {
-                let refused = state.waiting.remove(at);
-                this.ticket = None;
-                drop(state);
-                return Poll::Ready(Err(refused.expect("found at this index").item));
-            }
-            if !state.waiting[at].waker.will_wake(cx.waker()) {
-                state.waiting[at].waker = cx.waker().clone();
-            }
-            return Poll::Pending;
-        }
-        let item = this.item.take().expect("polled after it was ready");
-        if state.closed {
-            return Poll::Ready(Err(item));
-        }
-        if state.has_room(this.queue.capacity) {
-            let (ticket, wake) = state.append(item);
-            drop(state);
-            wake_up(wake);
+        let Some(ticket) = this.ticket else {
+            let item = this.item.take().expect("polled after it was ready");
+            return this.arrive(item, cx.waker());
+        };
+        if ticket.0 <= this.queue.back.admitted.load(Ordering::Acquire) {
+            this.ticket = None;
             return Poll::Ready(Ok(ticket));
         }
-        let ticket = state.next_ticket();
-        state.waiting.push_back(Waiting { ticket, item, waker: cx.waker().clone() });
-        this.ticket = Some(ticket);
+        let mut back = lock(&this.queue.back.state);
+        let Some(at) = back.waiting_at(ticket) else {
+            this.ticket = None;
+            return Poll::Ready(Ok(ticket));
+        };
+        if back.closed {
+            let Waiting { item, waker, .. } = this.queue.stop_waiting(&mut back, at);
+            this.ticket = None;
+            drop(back);
+            drop(waker);
+            return Poll::Ready(Err(item));
+        }
+        if !back.waiting[at].waker.will_wake(cx.waker()) {
+            back.waiting[at].waker = cx.waker().clone();
+        }
         Poll::Pending
     }
 }
 
 impl<T> Drop for Push<'_, T> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            let mut state = lock(&self.queue.state);
-            if let Ok(at) = state.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket) {
-                let given_up = state.waiting.remove(at);
-                drop(state);
-                drop(given_up);
-            }
+        let Some(ticket) = self.ticket else { return };
+        let mut back = lock(&self.queue.back.state);
+        if let Some(at) = back.waiting_at(ticket) {
+            let given_up = self.queue.stop_waiting(&mut back, at);
+            drop(back);
+            drop(given_up);
         }
     }
 }
@@ -300,14 +496,40 @@ pub(crate) struct Recv<'a, T> {
 }
 
 impl<T> Recv<'_, T> {
-    /// Whether this consumer was still among the idle ones.
-    fn leave(&mut self, state: &mut State<T>) -> bool {
-        let Some(id) = self.id.take() else { return true };
-        let at = state.idle.iter().position(|(idle, _)| *idle == id);
-        if let Some(at) = at {
-            state.idle.remove(at);
+    /// Enters this consumer as idle, or renews its waker.
+    fn wait(&mut self, waker: &Waker) {
+        let mut idle = lock(&self.queue.signals.idle);
+        let known = self.id.and_then(|id| idle.wakers.iter().position(|(idler, _)| *idler == id));
+        match known {
+            Some(at) if idle.wakers[at].1.will_wake(waker) => {}
+            Some(at) => idle.wakers[at].1 = waker.clone(),
+            None => {
+                idle.seen += 1;
+                let id = idle.seen;
+                idle.wakers.push((id, waker.clone()));
+                self.id = Some(id);
+            }
         }
-        at.is_some()
+        self.queue.signals.idlers.store(idle.wakers.len(), Ordering::Relaxed);
+    }
+
+    /// Leaves, and if it was woken for an item that it does not take, because it gives up or has another, hands the
+    /// wake-up on.
+    fn leave_woken(&mut self) {
+        if !self.leave() && self.queue.len() > 0 && !is_planted(Bug::LostJob) {
+            self.queue.wake_idle();
+        }
+    }
+
+    /// Leaves the idle ones. Tells whether it was still among them.
+    fn leave(&mut self) -> bool {
+        let Some(id) = self.id.take() else { return true };
+        let mut idle = lock(&self.queue.signals.idle);
+        let at = idle.wakers.iter().position(|(idler, _)| *idler == id);
+        let gone = at.map(|at| idle.wakers.remove(at));
+        self.queue.signals.idlers.store(idle.wakers.len(), Ordering::Relaxed);
+        drop(idle);
+        gone.is_some()
     }
 }
 
@@ -316,47 +538,30 @@ impl<T> Future for Recv<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut state = lock(&this.queue.state);
-        if let Some((item, wake)) = state.take(this.queue.capacity) {
-            this.leave(&mut state);
-            drop(state);
-            wake_up(wake);
-            return Poll::Ready(Some(item));
-        }
-        if state.closed {
-            this.leave(&mut state);
-            return Poll::Ready(None);
-        }
-        let known = this.id.and_then(|id| state.idle.iter().position(|(idle, _)| *idle == id));
-        if let Some(at) = known {
-            if !state.idle[at].1.will_wake(cx.waker()) {
-                state.idle[at].1 = cx.waker().clone();
+        let mut found = this.queue.take();
+        if matches!(found, Err(Empty::Now)) {
+            this.wait(cx.waker());
+            // The last look, now that producers can see somebody idle.
+            if this.queue.has_changed() {
+                found = this.queue.take();
             }
-        } else {
-            state.consumers_seen += 1;
-            let id = state.consumers_seen;
-            state.idle.push((id, cx.waker().clone()));
-            this.id = Some(id);
         }
-        Poll::Pending
+        match found {
+            Ok(item) => {
+                this.leave_woken();
+                Poll::Ready(Some(item))
+            }
+            Err(Empty::ForEver) => {
+                this.leave();
+                Poll::Ready(None)
+            }
+            Err(Empty::Now) => Poll::Pending,
+        }
     }
 }
 
 impl<T> Drop for Recv<'_, T> {
     fn drop(&mut self) {
-        if self.id.is_none() {
-            return;
-        }
-        let wake = {
-            let mut state = lock(&self.queue.state);
-            let was_idle = self.leave(&mut state);
-            // It was woken for an item and gives up before taking it: the wake-up belongs to the next one.
-            if was_idle || state.items.is_empty() || is_planted(Bug::LostJob) {
-                None
-            } else {
-                state.idle.pop().map(|(_, waker)| waker)
-            }
-        };
-        wake_up(wake);
+        self.leave_woken();
     }
 }
