@@ -30,7 +30,7 @@ use crate::{
     planted::{Bug, is_planted},
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         lock,
     },
 };
@@ -71,6 +71,8 @@ struct BackHalf<T> {
     accepted: AtomicU64,
     /// The newest ticket that was let in after waiting. Those who wait are let in in order, so every older one was.
     admitted: AtomicU64,
+    /// A copy of `Back::closed`.
+    closed: AtomicBool,
 }
 
 /// What each half asks of the other without its lock.
@@ -144,6 +146,7 @@ impl<T> Queue<T> {
             back: OwnLine(BackHalf {
                 accepted: AtomicU64::new(0),
                 admitted: AtomicU64::new(0),
+                closed: AtomicBool::new(false),
                 state: Mutex::new(Back {
                     items: VecDeque::new(),
                     waiting: VecDeque::new(),
@@ -207,7 +210,7 @@ impl<T> Queue<T> {
 
     /// Enqueues as soon as there is room. Dropping the future takes the item back unless it was enqueued already.
     pub(crate) fn push(&self, item: T) -> Push<'_, T> {
-        Push { queue: self, item: Some(item), ticket: None }
+        Push { queue: self, item: Some(item), ticket: None, waker: None }
     }
 
     /// Takes the oldest item, if there is one.
@@ -251,6 +254,7 @@ impl<T> Queue<T> {
                 return;
             }
             back.closed = true;
+            self.back.closed.store(true, Ordering::Release);
             back.waiting.iter().map(|waiting| waiting.waker.clone()).collect()
         };
         if is_planted(Bug::DrainDrops) {
@@ -272,7 +276,7 @@ impl<T> Queue<T> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.back.state).closed
+        self.back.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -340,10 +344,11 @@ impl<T> Queue<T> {
         Ok(item)
     }
 
-    /// Whether there may be something to take, or the end to see, in the back.
+    /// Whether there may be something to take after all, or the end to see. Items count wherever they are: another
+    /// consumer may have swapped them to the front since.
     fn has_changed(&self) -> bool {
         let back = lock(&self.back.state);
-        back.closed || !back.items.is_empty()
+        back.closed || back.accepted > self.taken()
     }
 
     fn remove_oldest(&self, front: &mut VecDeque<(Ticket, T)>, back: &mut Back<T>) -> Option<T> {
@@ -406,6 +411,8 @@ pub(crate) struct Push<'a, T> {
     queue: &'a Queue<T>,
     item: Option<T>,
     ticket: Option<Ticket>,
+    /// The waker that waits in the queue, so that a poll for no reason need not visit it.
+    waker: Option<Waker>,
 }
 
 // Nothing in here is pinned: the item moves freely between the future and the queue.
@@ -430,6 +437,8 @@ impl<T> Push<'_, T> {
         self.ticket = Some(ticket);
         if back.waiting.len() > 1 {
             // Consumers know already that somebody waits; whoever was first took the last look for all.
+            drop(back);
+            self.waker = Some(waker.clone());
             return Poll::Pending;
         }
         // The last look, now that consumers can see somebody waiting.
@@ -458,6 +467,10 @@ impl<T> Future for Push<'_, T> {
             this.ticket = None;
             return Poll::Ready(Ok(ticket));
         }
+        let is_known = this.waker.as_ref().is_some_and(|known| known.will_wake(cx.waker()));
+        if is_known && !this.queue.is_closed() {
+            return Poll::Pending;
+        }
         let mut back = lock(&this.queue.back.state);
         let Some(at) = back.waiting_at(ticket) else {
             this.ticket = None;
@@ -473,6 +486,8 @@ impl<T> Future for Push<'_, T> {
         if !back.waiting[at].waker.will_wake(cx.waker()) {
             back.waiting[at].waker = cx.waker().clone();
         }
+        drop(back);
+        this.waker = Some(cx.waker().clone());
         Poll::Pending
     }
 }
