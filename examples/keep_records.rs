@@ -33,9 +33,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let disk = Arc::new(RealDisk::open(dir.path())?);
     let (journal, recovered) = Journal::open(&host, disk, Path::new("visits"), Settings::default()).await?;
     println!("recovered {} records", recovered.records);
+    // A scan blocks, so it goes to a thread that may.
+    let reader = journal.reader();
+    let scan = move || reader.scan(Position::START).collect::<Result<Vec<_>, _>>();
     let mut visitors = Vec::new();
-    for item in journal.reader().scan(Position::START) {
-        if let Item::Record(record) = item? {
+    for item in host.blocking("scan", deadline, scan).await?? {
+        if let Item::Record(record) = item {
             visitors.push(String::from_utf8(record.payload.to_vec())?);
         }
     }

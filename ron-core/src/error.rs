@@ -14,7 +14,8 @@ pub enum CallError {
     Busy {
         /// The lane, pool or gate that refused.
         what: &'static str,
-        /// How long the refuser expects to stay full.
+        /// How long the refuser expects to stay full. A lane's guess follows the rate at which it drains: 10 ms before
+        /// anything was measured, at most 5 s.
         retry_after: Duration,
     },
     /// The deadline passed. The work may or may not have happened.
@@ -57,7 +58,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether the same call, if it is idempotent, may succeed later without anyone fixing anything.
+    /// Whether the same call, if it is idempotent, may succeed later without anyone fixing anything: `Busy`,
+    /// `Timeout`, `NotReady` and `Peer`.
     #[must_use]
     pub fn is_retryable(self) -> bool {
         matches!(self, ErrorKind::Busy | ErrorKind::Timeout | ErrorKind::NotReady | ErrorKind::Peer)

@@ -9,7 +9,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,7 +17,7 @@ use std::{
 use tokio::{task::coop::cooperative, time::Instant};
 
 use crate::{
-    Counter, LaneSpec, Metrics, Tally,
+    Counter, LaneKind, LaneSpec, Metrics, Stop, StopHook, Tally,
     metrics::Depth,
     sync::{Mutex, Seat, WakerSet, lock},
 };
@@ -38,7 +38,25 @@ pub enum Event<T> {
     Missed(u64),
 }
 
-/// The publishing side. Cloning shares the feed; when the last clone is dropped, subscribers read what is left and
+/// The publishing side.
+///
+/// ```
+/// use ron_core::{Event, Feed, LaneSpec, Metrics};
+///
+/// const NEWS: LaneSpec = LaneSpec::feed("my-crate", "news", 2);
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let feed = Feed::open(NEWS, &Metrics::default());
+/// let mut slow = feed.subscribe();
+/// for number in 1..=5 {
+///     feed.publish(number);
+/// }
+/// assert_eq!(slow.recv().await, Some(Event::Missed(3)));
+/// assert_eq!(slow.recv().await, Some(Event::Item(4)));
+/// # }
+/// ```
+///
+/// Cloning shares the feed; when the last clone is dropped, subscribers read what is left and
 /// then see the end.
 pub struct Feed<T> {
     publisher: Arc<Publisher<T>>,
@@ -51,6 +69,8 @@ struct Shared<T> {
     spec: LaneSpec,
     lagged: Tally,
     state: Mutex<State<T>>,
+    /// Ends the feed when the owner is asked to stop.
+    on_stop: OnceLock<StopHook>,
 }
 
 struct State<T> {
@@ -118,6 +138,15 @@ impl<T> State<T> {
 }
 
 impl<T> Shared<T> {
+    fn close(&self) {
+        let woken = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            state.waiting.take()
+        };
+        woken.wake();
+    }
+
     fn noting_loss(&self, event: Event<T>, warn: bool) -> Event<T> {
         if let Event::Missed(missed) = event {
             self.lagged.add(missed);
@@ -131,11 +160,15 @@ impl<T> Shared<T> {
 
 impl<T: Clone> Feed<T> {
     /// Opens the feed that `spec` declares.
+    ///
+    /// # Panics
+    /// If `spec` declares a lane.
     #[must_use]
     pub fn open(spec: LaneSpec, metrics: &Metrics) -> Self
     where
         T: Send + 'static,
     {
+        assert!(spec.kind == LaneKind::Feed, "{} is declared as a lane", spec.name);
         let feed = Feed::unmeasured(spec, metrics.tally(Counter::BusLagged, spec.name));
         let queue: Weak<Shared<T>> = Arc::downgrade(&feed.publisher.0);
         metrics.watch_queue(spec, queue);
@@ -151,7 +184,8 @@ impl<T: Clone> Feed<T> {
             closed: false,
             warned: None,
         };
-        let shared = Arc::new(Shared { spec, lagged, state: Mutex::new(state) });
+        let on_stop = OnceLock::new();
+        let shared = Arc::new(Shared { spec, lagged, state: Mutex::new(state), on_stop });
         Feed { publisher: Arc::new(Publisher(shared)) }
     }
 
@@ -160,7 +194,7 @@ impl<T: Clone> Feed<T> {
         let shared = &self.publisher.0;
         let (subscribers, lost, woken) = {
             let mut state = lock(&shared.state);
-            if state.subscribers == 0 {
+            if state.subscribers == 0 || state.closed {
                 return 0;
             }
             let lost =
@@ -173,6 +207,25 @@ impl<T: Clone> Feed<T> {
         drop(lost);
         woken.wake();
         subscribers
+    }
+
+    /// Ends the feed: subscribers read what is left and then see the end, and what is published later reaches nobody.
+    pub fn close(&self) {
+        self.publisher.0.close();
+    }
+
+    /// Ends the feed when `stop` is requested. The first call counts.
+    pub fn close_on(&self, stop: &Stop)
+    where
+        T: Send + 'static,
+    {
+        let shared = Arc::downgrade(&self.publisher.0);
+        let hook = stop.on_request(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.close();
+            }
+        });
+        let _ = self.publisher.0.on_stop.set(hook);
     }
 
     /// A new subscriber. It sees what is published from now on.
@@ -202,12 +255,7 @@ impl<T> fmt::Debug for Feed<T> {
 
 impl<T> Drop for Publisher<T> {
     fn drop(&mut self) {
-        let woken = {
-            let mut state = lock(&self.0.state);
-            state.closed = true;
-            state.waiting.take()
-        };
-        woken.wake();
+        self.0.close();
     }
 }
 

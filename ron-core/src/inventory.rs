@@ -36,6 +36,7 @@ pub enum LaneKind {
 ///     .why("half a second of work at a thousand lookups a second");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct LaneSpec {
     /// The crate that owns the queue.
     pub owner: &'static str,
@@ -57,10 +58,11 @@ impl LaneSpec {
     /// A lane that refuses newcomers when it holds `capacity` items.
     ///
     /// # Panics
-    /// If `capacity` is zero; in a `const` that is a compile error.
+    /// If `capacity` is zero or above [`Capacity::MAX`](crate::Capacity::MAX); in a `const` that is a compile error.
     #[must_use]
     pub const fn new(owner: &'static str, name: &'static str, capacity: usize) -> Self {
         assert!(capacity > 0, "a lane needs room for one item");
+        assert!(capacity <= crate::Capacity::MAX, "a capacity is a promise about memory and waiting time");
         LaneSpec {
             owner,
             name,
@@ -75,7 +77,7 @@ impl LaneSpec {
     /// A feed whose slow subscribers lose the oldest of `capacity` events and are told how many.
     ///
     /// # Panics
-    /// If `capacity` is zero; in a `const` that is a compile error.
+    /// As [`new`](LaneSpec::new).
     #[must_use]
     pub const fn feed(owner: &'static str, name: &'static str, capacity: usize) -> Self {
         let mut spec = LaneSpec::new(owner, name, capacity);
@@ -115,6 +117,7 @@ impl LaneSpec {
 
 /// The declaration of one kind of task.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct TaskSpec {
     /// The crate that owns the task.
     pub owner: &'static str,
@@ -127,16 +130,26 @@ pub struct TaskSpec {
 }
 
 impl TaskSpec {
-    /// A task that is not restarted: its failure is fatal to the supervisor.
+    /// A task that is not restarted: if it panics or returns an error, the supervisor and all above it are unready
+    /// for good.
     #[must_use]
     pub const fn new(owner: &'static str, name: &'static str) -> Self {
         TaskSpec { owner, name, restart: Restart::Never, what: "" }
     }
 
-    /// Restarted by this policy when it fails; needs a factory that can build it anew.
+    /// What happens when it fails. A policy that restarts needs `Supervisor::spawn_restarting`, which can build the
+    /// task anew; started any other way, the task runs once and its failure is fatal.
     #[must_use]
     pub const fn restart(mut self, restart: Restart) -> Self {
         self.restart = restart;
+        self
+    }
+
+    /// The same task started without a factory: what it declares about restarting cannot come true.
+    pub(crate) const fn once(mut self) -> Self {
+        if matches!(self.restart, Restart::Backoff { .. }) {
+            self.restart = Restart::Never;
+        }
         self
     }
 
@@ -150,6 +163,7 @@ impl TaskSpec {
 
 /// The declaration of one lock. Locks are taken in ascending rank and never across an `.await`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct LockSpec {
     /// The crate that owns the lock.
     pub owner: &'static str,

@@ -25,7 +25,11 @@
 //! let deadline = Deadline::after(Duration::from_secs(5));
 //! let at = journal.append(1, "acknowledged means durable".into(), deadline).await?;
 //! assert_eq!(&journal.read(at, deadline).await?.payload[..], b"acknowledged means durable");
-//! assert_eq!(journal.reader().scan(Position::START).count(), 1);
+//!
+//! // A scan blocks, so it goes to a thread that may.
+//! let reader = journal.reader();
+//! let records = host.blocking("scan", deadline, move || reader.scan(Position::START).count()).await?;
+//! assert_eq!(records, 1);
 //! host.shutdown().await;
 //! # Ok(())
 //! # }
@@ -144,6 +148,8 @@ pub enum Salts {
 /// The knobs of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
+    /// What its readiness gate and its log lines call it. Name them if there are several.
+    pub name: &'static str,
     /// Size at which a segment is full. Smaller frees space in smaller steps and costs more files. A batch that is
     /// larger gets a segment of its own. At most 1 GiB; larger values mean that.
     pub segment_bytes: u32,
@@ -163,6 +169,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
+            name: "journal",
             segment_bytes: 64 << 20,
             chunk_bytes: 4 << 20,
             record_bytes_max: RECORD_BYTES_MAX,

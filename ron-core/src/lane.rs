@@ -5,6 +5,7 @@
 //! wants.
 
 use std::{
+    cell::RefCell,
     fmt,
     future::{Future, poll_fn},
     num::NonZeroUsize,
@@ -18,7 +19,7 @@ use std::{
 use tokio::{sync::oneshot, task::coop::cooperative, time::Instant};
 
 use crate::{
-    CallError, Counter, Deadline, LaneSpec, MemoryBudget, Metrics, Overflow, Stop, StopHook, Tally,
+    CallError, Counter, Deadline, LaneKind, LaneSpec, MemoryBudget, Metrics, Overflow, Stop, StopHook, Tally,
     deadline::poll_once,
     metrics::Depth,
     permits::Permit,
@@ -65,6 +66,9 @@ struct Parcel<T> {
 
 impl<T: Send + 'static> Lane<T> {
     /// Opens the lane that `spec` declares.
+    ///
+    /// # Panics
+    /// If `spec` declares a feed.
     #[must_use]
     pub fn open(spec: LaneSpec, metrics: &Metrics) -> (Lane<T>, Inbox<T>) {
         Self::build(spec, metrics, None)
@@ -72,6 +76,9 @@ impl<T: Send + 'static> Lane<T> {
 
     /// Opens a lane whose items also take `weigh` bytes of a budget that it shares with others. An item heavier
     /// than the whole budget is refused.
+    ///
+    /// # Panics
+    /// If `spec` declares a feed.
     #[must_use]
     pub fn open_weighed(
         spec: LaneSpec,
@@ -83,6 +90,7 @@ impl<T: Send + 'static> Lane<T> {
     }
 
     fn build(spec: LaneSpec, metrics: &Metrics, scales: Option<Scales<T>>) -> (Lane<T>, Inbox<T>) {
+        assert!(spec.kind == LaneKind::Lane, "{} is declared as a feed", spec.name);
         let shared = Arc::new(Shared {
             spec,
             queue: Queue::new(spec.capacity),
@@ -168,8 +176,8 @@ impl<T> Lane<T> {
 
     /// Sends a request and waits for its answer: the one request path of the family.
     ///
-    /// `make` puts the [`Reply`] into the request. A full lane is `Busy` at once, no answer by the deadline is
-    /// `Timeout`, a consumer that is gone is `Canceled`, one that panicked is `Panicked`. Dropping the future gives
+    /// `make` puts the [`Reply`] into the request. A full lane is `Busy` at once (on a lane that sheds, whoever is
+    /// shed is told so), no answer by the deadline is `Timeout`, a consumer that is gone is `Canceled`, one that panicked is `Panicked`. Dropping the future gives
     /// up: a request that is still queued leaves the queue, one that runs sees [`Reply::abandoned`].
     ///
     /// # Errors
@@ -185,16 +193,17 @@ impl<T> Lane<T> {
         let ticket = self.offer(make(reply)).map_err(|(error, _)| error)?;
         // Gives the place in the queue back on every way out before the answer, the dropped future included.
         let place = Place { queue: &shared.queue, ticket };
-        match deadline.limit(op, answer).await {
+        let answer = match deadline.limit(op, answer).await {
             Ok(answer) => {
                 place.was_left();
                 answer.unwrap_or(Err(CallError::Canceled))
             }
-            Err(late) => {
-                shared.metrics.tally(Counter::IoTimeouts, op).add(1);
-                Err(late)
-            }
+            Err(late) => Err(late),
+        };
+        if matches!(answer, Err(CallError::Timeout { .. })) {
+            shared.metrics.tally(Counter::IoTimeouts, op).add(1);
         }
+        answer
     }
 
     /// Refuses newcomers from now on. What is queued is still handed out.
@@ -239,7 +248,9 @@ impl<T> Lane<T> {
         let pushed = match shared.spec.overflow {
             Overflow::RejectNewest => shared.queue.try_push(parcel),
             Overflow::ShedOldest => shared.queue.push_shedding(parcel).map(|(ticket, shed)| {
-                shared.dropped.add(u64::from(shed.is_some()));
+                if let Some(parcel) = shed {
+                    shared.drop_shed(parcel);
+                }
                 ticket
             }),
         };
@@ -267,8 +278,7 @@ impl<T> Shared<T> {
                 return Err(item);
             }
             let Some(shed) = self.queue.shed() else { return Err(item) };
-            drop(shed);
-            self.dropped.add(1);
+            self.drop_shed(shed);
         }
     }
 
@@ -284,6 +294,15 @@ impl<T> Shared<T> {
         Ok(Parcel { item, weight: Some(budget.permits().take(bytes).await) })
     }
 
+    /// Counts an item lost to newer ones. If a caller waits for its answer, the answer is that the lane is full.
+    fn drop_shed(&self, parcel: Parcel<T>) {
+        self.dropped.add(1);
+        let retry_after = self.retry_after(self.queue.taken(), self.queue.len());
+        SHEDDING.set(Some(CallError::Busy { what: self.spec.name, retry_after }));
+        drop(parcel);
+        SHEDDING.set(None);
+    }
+
     fn budget_refusal(&self) -> CallError {
         let what = self.scales.as_ref().map_or(self.spec.name, |scales| scales.budget.name());
         self.refusal(what, self.queue.taken(), self.queue.len())
@@ -291,9 +310,17 @@ impl<T> Shared<T> {
 
     fn refusal(&self, what: &'static str, taken: u64, waiting: usize) -> CallError {
         self.refused.add(1);
-        let mut drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner);
-        CallError::Busy { what, retry_after: drain.retry_after(taken, waiting) }
+        CallError::Busy { what, retry_after: self.retry_after(taken, waiting) }
     }
+
+    fn retry_after(&self, taken: u64, waiting: usize) -> Duration {
+        self.drain.lock().unwrap_or_else(PoisonError::into_inner).retry_after(taken, waiting)
+    }
+}
+
+thread_local! {
+    /// What a reply that is dropped on this thread now should say: its request was shed.
+    static SHEDDING: RefCell<Option<CallError>> = const { RefCell::new(None) };
 }
 
 impl<T> Clone for Lane<T> {
@@ -457,7 +484,8 @@ fn look<T>(
 
 /// The answer that a request owes its caller.
 ///
-/// Dropping it without an answer tells the caller `Canceled`, or `Panicked` when a panic drops it.
+/// Dropping it without an answer tells the caller `Canceled`, or `Panicked` when a panic drops it, or `Busy` when its
+/// request was shed for a newer one.
 pub struct Reply<R> {
     op: &'static str,
     to: Option<oneshot::Sender<Result<R, CallError>>>,
@@ -508,10 +536,11 @@ impl<R> Reply<R> {
 
 impl<R> Drop for Reply<R> {
     fn drop(&mut self) {
+        let Some(to) = self.to.take() else { return };
         if thread::panicking() {
-            if let Some(to) = self.to.take() {
-                let _ = to.send(Err(CallError::Panicked { op: self.op }));
-            }
+            let _ = to.send(Err(CallError::Panicked { op: self.op }));
+        } else if let Some(busy) = SHEDDING.with_borrow(Clone::clone) {
+            let _ = to.send(Err(busy));
         }
     }
 }

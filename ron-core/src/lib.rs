@@ -39,11 +39,12 @@
 //!
 //! Names are stable. Each task runs in a span `ron.task` with the fields `kind` and `supervisor`. Events: `phase` and
 //! `dropped without shutdown, asking its tasks to stop` (debug), `restarting` (info), `task failed`, `cut off at the
-//! drain deadline` and `a subscriber is too slow` (warn), `task panicked`, `job panicked` and `fatal` (error).
+//! drain deadline` and `a subscriber is too slow` (warn), `task panicked`, `job panicked`, `journal cannot append` and
+//! `fatal` (error).
 //!
 //! # Features
 //!
-//! None is on by default. `sim` adds [`sim`], the disk that loses what was not synced, for testing your own crash
+//! None is on by default. `sim` adds the module `sim`, the disk that loses what was not synced, for testing your own crash
 //! safety. `planted-bugs` is for this crate's own tests.
 
 mod backoff;
@@ -80,6 +81,9 @@ pub mod sim;
 mod snapshot;
 mod supervisor;
 mod sync;
+
+/// The registry that [`Metrics`] and [`Ready`] export to, in the version this crate uses.
+pub use prometheus_client;
 
 pub use backoff::{Backoff, BackoffPolicy};
 pub use breaker::{Admission, Breaker, BreakerOpen, BreakerSettings, BreakerState, Probing};

@@ -132,7 +132,8 @@ struct Shared {
 
 impl Metrics {
     /// A set exported through the host's `registry`, every name behind `prefix` (`ron_dht` gives
-    /// `ron_dht_queue_depth`).
+    /// `ron_dht_queue_depth`). Once for each registry and prefix, or a scrape sees everything twice: a subsystem that
+    /// is started several times shares one set.
     #[must_use]
     pub fn register(prefix: &str, registry: &mut Registry) -> Self {
         let metrics = Metrics::default();

@@ -7,8 +7,8 @@
 use std::{fmt, future::Future, num::NonZeroUsize, sync::Arc};
 
 use crate::{
-    CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Reply, Supervisor, Tally, TaskSpec,
-    supervisor::catch_panic,
+    CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Ratio, Ready, ReadyGate, Reply,
+    Supervisor, Tally, TaskSpec, supervisor::catch_panic,
 };
 
 /// The declaration of a pool: its lane, its workers' kind, and how many there are.
@@ -115,6 +115,17 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         deadline: Deadline,
     ) -> Result<R, CallError> {
         self.lane.call(op, deadline, |reply| Job { input, bytes, deadline, reply }).await
+    }
+
+    /// Ties readiness to how full the pool's lane is, see [`Ready::watch_lane`].
+    #[must_use]
+    pub fn watch(&self, ready: &Ready, writes_at: Ratio, reads_at: Ratio) -> [ReadyGate; 2] {
+        ready.watch_lane(&self.lane, writes_at, reads_at)
+    }
+
+    /// Refuses newcomers from now on. What is queued is still done, and then the workers end.
+    pub fn close(&self) {
+        self.lane.close();
     }
 
     /// Jobs waiting for a worker.

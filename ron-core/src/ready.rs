@@ -12,6 +12,9 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::{
+    collector::Collector, encoding::DescriptorEncoder, metrics::MetricType, registry::Registry,
+};
 use tokio::time::Instant;
 
 use crate::{Lane, Ratio};
@@ -43,10 +46,12 @@ struct Gate {
     /// `None` while open.
     reason: Option<Cow<'static, str>>,
     since: Instant,
-    /// How full a queue is, for gates that nobody opens and closes by hand.
-    pressure: Option<Box<dyn Fn() -> Option<f64> + Send>>,
-    threshold: f64,
+    /// Asked for the reason, for gates that nobody opens and closes by hand.
+    probe: Option<Probe>,
 }
+
+/// The reason for which a gate is closed, or `None`.
+type Probe = Box<dyn Fn() -> Option<Cow<'static, str>> + Send>;
 
 impl Ready {
     /// No gates: ready.
@@ -63,8 +68,7 @@ impl Ready {
             affects,
             reason: Some(Cow::Borrowed("starting")),
             since: crate::now(),
-            pressure: None,
-            threshold: 0.0,
+            probe: None,
         })
     }
 
@@ -79,15 +83,28 @@ impl Ready {
     ) -> [ReadyGate; 2] {
         [(Affects::Writes, writes_at), (Affects::Reads, reads_at)].map(|(affects, threshold)| {
             let fullness = lane.fullness();
-            self.add(Gate {
-                name: Cow::Borrowed(lane.spec().name),
-                affects,
-                reason: None,
-                since: crate::now(),
-                pressure: Some(Box::new(fullness)),
-                threshold: threshold.get(),
+            self.probe(lane.spec().name, affects, move || {
+                let full = fullness().filter(|full| *full >= threshold.get())?;
+                Some(format!("{:.0} % full", full * 100.0).into())
             })
         })
+    }
+
+    /// Adds a gate that is asked whenever readiness is. `probe` must be quick.
+    pub(crate) fn probe(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        affects: Affects,
+        probe: impl Fn() -> Option<Cow<'static, str>> + Send + 'static,
+    ) -> ReadyGate {
+        let probe: Option<Probe> = Some(Box::new(probe));
+        self.add(Gate { name: name.into(), affects, reason: None, since: crate::now(), probe })
+    }
+
+    /// Exports readiness as the gauges `ready{scope="reads"}` and `ready{scope="writes"}`, 1 or 0, behind `prefix`.
+    /// Once for each registry and prefix.
+    pub fn register(&self, prefix: &str, registry: &mut Registry) {
+        registry.sub_registry_with_prefix(prefix).register_collector(Box::new(self.clone()));
     }
 
     /// How things stand.
@@ -124,9 +141,8 @@ impl Gate {
     }
 
     fn look(&mut self, now: Instant) -> GateStatus {
-        if let Some(fullness) = self.pressure.as_ref().and_then(|pressure| pressure()) {
-            let reason =
-                (fullness >= self.threshold).then(|| format!("{:.0} % full", fullness * 100.0).into());
+        if let Some(probe) = &self.probe {
+            let reason = probe();
             self.set(reason, now);
         }
         GateStatus {
@@ -141,6 +157,18 @@ impl Gate {
 impl fmt::Debug for Ready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.status().fmt(f)
+    }
+}
+
+impl Collector for Ready {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let status = self.status();
+        let mut family =
+            encoder.encode_descriptor("ready", "Whether this can be served", None, MetricType::Gauge)?;
+        for (scope, is_ready) in [("reads", status.reads), ("writes", status.writes)] {
+            family.encode_family(&[("scope", scope)])?.encode_gauge(&i64::from(is_ready))?;
+        }
+        Ok(())
     }
 }
 
@@ -262,6 +290,11 @@ mod tests {
         assert_eq!(seen[6], (false, true));
         assert_eq!(seen[8], (false, false));
         assert_eq!(ready.status().closed().count(), 2);
+        let mut registry = Registry::default();
+        ready.register("test", &mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("test_ready{scope=\"writes\"} 0"), "{text}");
         while inbox.try_recv().is_some() {}
         assert!(ready.status().writes);
     }

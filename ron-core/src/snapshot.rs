@@ -108,7 +108,8 @@ impl<T> Watch<T> {
         &self.value
     }
 
-    /// Resolves when there is a value that [`get`](Watch::get) has not returned. Dropping the future loses nothing.
+    /// Resolves when there is a value that [`get`](Watch::get) has not returned; never, once nobody is left to write
+    /// one. Dropping the future loses nothing.
     pub async fn changed(&self) {
         Changed { watch: self, seat: Seat::default() }.await;
     }

@@ -148,8 +148,9 @@ impl Supervisor {
     }
 
     /// A group of its own inside this one, for a subsystem: it has its own drain time and metrics, and stops when
-    /// this one does, before everything that was started earlier. Readiness, runtime and limits are shared. A child
-    /// of a supervisor that has stopped is stopped too.
+    /// this one does, before everything that was started earlier. Readiness, runtime and limits are shared. Keep the
+    /// handle: dropping its last clone stops the group and takes its gate out of readiness. A child of a supervisor
+    /// that has stopped is stopped too.
     #[must_use]
     pub fn child(&self, name: impl Into<String>, drain: Duration, metrics: Metrics) -> Supervisor {
         let parent = self.group();
@@ -162,7 +163,7 @@ impl Supervisor {
         let late = parent.phase() > Phase::Draining;
         drop(children);
         if late {
-            child.begin_shutdown();
+            child.never_run();
         }
         Supervisor::of(child)
     }
@@ -224,10 +225,16 @@ impl Supervisor {
         Spawner { group: Arc::clone(self.group()) }
     }
 
+    /// Asks everything to stop and does not wait: what [`shutdown`](Supervisor::shutdown) does before it waits. For a
+    /// task that wants the end of its own supervisor, which cannot wait for itself.
+    pub fn request_stop(&self) {
+        self.group().begin_shutdown();
+    }
+
     /// Asks everything to stop, waits until it has drained, cuts off what is left at the deadline, and reports.
     ///
     /// Safe to call twice and from many places at once: all get the same report. The work goes on if this future is
-    /// dropped.
+    /// dropped. A task of this very supervisor must not wait for it; see [`request_stop`](Supervisor::request_stop).
     pub async fn shutdown(&self) -> Stopped {
         let group = self.group();
         group.begin_shutdown();
@@ -245,7 +252,8 @@ impl Supervisor {
         self.shutdown().await
     }
 
-    /// Ends all draining at once: what still runs is cut off. For the second Ctrl-C.
+    /// Ends all draining at once: what still runs is cut off. Begins the shutdown if nobody has. For the second
+    /// Ctrl-C.
     pub fn abort(&self) {
         self.group().hurry();
         self.group().begin_shutdown();

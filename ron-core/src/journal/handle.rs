@@ -5,7 +5,14 @@
 //! nothing else. The writer has a thread of its own, because a sync may take as long as the disk likes; under
 //! simulation it is a task and commits inline.
 
-use std::{fmt, path::Path, slice, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt,
+    path::Path,
+    slice,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -113,7 +120,10 @@ impl Request {
 
 impl Journal {
     /// Opens the journal in `dir` of `disk`, recovers from whatever happened to it, and starts its writer on
-    /// `supervisor`. Adds a write gate called `journal` to the supervisor's readiness.
+    /// `supervisor`. Adds a write gate with the journal's name to the supervisor's readiness.
+    ///
+    /// On tokio's paused clock, open it on a supervisor built with `inline_blocking(true)`: otherwise the clock runs
+    /// to every deadline while the writer's thread does its work.
     ///
     /// # Errors
     /// As [`Segments::open`], and `Canceled` when the supervisor has stopped.
@@ -125,6 +135,8 @@ impl Journal {
     ) -> Result<(Journal, Recovered), JournalError> {
         let budget = MemoryBudget::new("journal_pending_bytes", settings.pending_bytes_max);
         let record_bytes_max = u64::from(settings.record_bytes_max);
+        let (name, room) = (settings.name, u64::from(settings.chunk_bytes));
+        let health = Arc::new(Health { disk: Arc::clone(&disk), name, room, trouble: Mutex::new(None) });
         let dir = dir.to_path_buf();
         let open = move || Segments::open(disk, &dir, settings);
         let (segments, recovered) =
@@ -134,9 +146,9 @@ impl Journal {
         let (lane, inbox) =
             Lane::open_weighed(COMMITS, supervisor.metrics(), &budget, Request::payload_bytes);
         lane.close_on(&supervisor.stop());
-        let gate = supervisor.ready().gate("journal", Affects::Writes);
-        gate.open();
-        let writer = Writer { inbox, segments, gate };
+        let asked = Arc::clone(&health);
+        let gate = supervisor.ready().probe(name, Affects::Writes, move || asked.reason());
+        let writer = Writer { inbox, segments, health, _gate: gate };
         if supervisor.is_inline() {
             supervisor.spawn(WRITER, |_| writer.run());
         } else {
@@ -264,7 +276,44 @@ impl fmt::Debug for Journal {
 struct Writer {
     inbox: Inbox<Request>,
     segments: Segments,
-    gate: ReadyGate,
+    health: Arc<Health>,
+    _gate: ReadyGate,
+}
+
+/// Whether appends can be expected to succeed.
+struct Health {
+    disk: Arc<dyn Disk>,
+    name: &'static str,
+    /// Free space with which another try is worth it.
+    room: u64,
+    trouble: Mutex<Option<JournalError>>,
+}
+
+impl Health {
+    /// Why not, for readiness. A full disk is asked again each time: nobody sends a write to whoever says that it
+    /// cannot take any, so it must find out by itself that it can.
+    fn reason(&self) -> Option<Cow<'static, str>> {
+        let trouble = self.lock().clone()?;
+        let has_room = || self.disk.free_space().is_ok_and(|free| free >= self.room);
+        (trouble != JournalError::NoSpace || !has_room()).then(|| trouble.to_string().into())
+    }
+
+    fn note(&self, result: Result<(), &JournalError>) {
+        let trouble = match result {
+            Ok(()) => None,
+            // The caller's own mistake says nothing about the disk.
+            Err(JournalError::TooLarge { .. }) => return,
+            Err(error) => Some(error.clone()),
+        };
+        let before = std::mem::replace(&mut *self.lock(), trouble.clone());
+        if let (None, Some(error)) = (&before, &trouble) {
+            tracing::error!(journal = self.name, %error, "journal cannot append");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<JournalError>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Writer {
@@ -331,11 +380,7 @@ impl Writer {
         } else {
             self.segments.append_unsynced(entries)
         };
-        match &written {
-            Ok(_) => self.gate.open(),
-            Err(JournalError::TooLarge { .. }) => {}
-            Err(error) => self.gate.close(error.to_string()),
-        }
+        self.health.note(written.as_ref().map(drop));
         written
     }
 }

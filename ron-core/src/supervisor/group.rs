@@ -110,7 +110,7 @@ impl Group {
         F: Future<Output = O> + Send + 'static,
         O: TaskOutput,
     {
-        self.metrics.note_task(spec);
+        self.metrics.note_task(spec.once());
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let work = task(self.stop.clone());
@@ -180,7 +180,7 @@ impl Group {
         spec: TaskSpec,
         body: impl FnOnce(Stop) -> O + Send + 'static,
     ) -> Result<Task, std::io::Error> {
-        self.metrics.note_task(spec);
+        self.metrics.note_task(spec.once());
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let stop = self.stop.clone();
@@ -244,6 +244,16 @@ impl Group {
         }
     }
 
+    /// The life of a child that came after its parent had stopped: none.
+    pub(super) fn never_run(&self) {
+        self.roll.close();
+        self.gate.close("stopped");
+        self.stop.request(Deadline::after(Duration::ZERO));
+        self.enter_phase(Phase::Stopped);
+        let _ = self.report.set(Stopped::default());
+        self.stopped.set();
+    }
+
     /// Starts the shutdown, once. It runs as a task of its own, so that it ends even if nobody waits for it.
     pub(super) fn begin_shutdown(self: &Arc<Self>) {
         let first =
@@ -254,11 +264,14 @@ impl Group {
         tracing::debug!(supervisor = self.name, phase = ?Phase::Draining, "phase");
         // Readiness first: whoever balances load must hear of it before the first refusal.
         self.gate.close("draining");
+        // And the request itself before this call returns, so that no intake takes anything in afterwards.
+        let (began, until) = (crate::now(), Deadline::after(self.drain));
+        self.roll.begin_emptying();
+        self.stop.request(until);
         let group = Arc::clone(self);
         #[allow(clippy::disallowed_methods, reason = "the shutdown outlives the roll it waits for")]
         self.shared.runtime.spawn(async move {
-            let began = crate::now();
-            let mut report = group.stop_own().await;
+            let mut report = group.drain_own(until).await;
             while let Some(child) = group.youngest_child() {
                 child.begin_shutdown();
                 child.stopped.wait().await;
@@ -287,10 +300,7 @@ impl Group {
     }
 
     /// Drains this group's own tasks and cuts off what is left.
-    async fn stop_own(&self) -> Stopped {
-        let until = Deadline::after(self.drain);
-        self.roll.begin_emptying();
-        self.stop.request(until);
+    async fn drain_own(&self, until: Deadline) -> Stopped {
         let in_time = tokio::select! {
             biased;
             () = self.roll.empty() => true,

@@ -21,13 +21,17 @@ use crate::{Backoff, BackoffPolicy, Counter, TaskSpec, shutdown::Latch};
 /// When a failed task runs again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restart {
-    /// Never: its failure is fatal to the supervisor. For owners of state, which cannot be rebuilt.
+    /// Never: if it panics or returns an error, that is fatal to the supervisor, which is unready from then on, and
+    /// to all above it. For owners of state, which cannot be rebuilt.
     Never,
+    /// Never, and nobody minds: a failure is counted and logged. For tasks that serve one caller or one connection.
+    Expendable,
     /// After a pause with full jitter, as long as the budget lasts.
     Backoff {
         /// Shortest pause.
         min: Duration,
-        /// Longest pause. The ceiling under which a pause is drawn doubles with every failure up to this.
+        /// Longest pause, at least `min`. The ceiling under which a pause is drawn doubles with every failure up to
+        /// this.
         max: Duration,
         /// Restarts allowed within `window`; one more failure is fatal.
         budget: u32,
@@ -58,6 +62,7 @@ impl fmt::Display for Restart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Restart::Never => f.write_str("fatal"),
+            Restart::Expendable => f.write_str("counted and logged"),
             Restart::Backoff { min, max, budget: u32::MAX, .. } => {
                 write!(f, "restarted after {min:?} to {max:?}")
             }
@@ -183,7 +188,11 @@ impl Member {
             None => self.returned(),
             Some(failure) => {
                 self.note(&failure);
-                self.failed_for_good(failure.into_reason());
+                if self.spec.restart == Restart::Expendable {
+                    self.failed();
+                } else {
+                    self.failed_for_good(failure.into_reason());
+                }
             }
         }
     }
@@ -192,6 +201,10 @@ impl Member {
     pub(super) fn returned(mut self) {
         let asked = self.group.stop.is_requested();
         self.end = Some(if asked { TaskEnd::Drained } else { TaskEnd::Completed });
+    }
+
+    fn failed(mut self) {
+        self.end = Some(TaskEnd::Failed);
     }
 
     pub(super) fn failed_for_good(mut self, reason: String) {
@@ -250,8 +263,8 @@ pub(super) struct Restarts {
 impl Restarts {
     pub(super) fn new(policy: Restart, rng: fastrand::Rng) -> Self {
         let backoff = match policy {
-            Restart::Never => None,
-            Restart::Backoff { min, max, .. } => Some(BackoffPolicy::new(min, max).with_rng(rng)),
+            Restart::Never | Restart::Expendable => None,
+            Restart::Backoff { min, max, .. } => Some(BackoffPolicy::new(min, max.max(min)).with_rng(rng)),
         };
         Restarts { policy, backoff, recent: VecDeque::new() }
     }

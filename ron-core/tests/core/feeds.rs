@@ -53,6 +53,31 @@ async fn a_waiting_subscriber_is_woken() {
     assert_eq!(task.ended().await, ron_core::TaskEnd::Completed);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_feed_ends_with_its_supervisor_though_somebody_holds_the_handle() {
+    let supervisor = Supervisor::new("test");
+    let feed = Feed::open(EVENTS, supervisor.metrics());
+    feed.close_on(&supervisor.stop());
+    let mut subscriber = feed.subscribe();
+    feed.publish("last");
+    supervisor.shutdown().await;
+    assert_eq!(feed.publish("too late"), 0);
+    assert_eq!(subscriber.recv().await, Some(Event::Item("last")));
+    assert_eq!(subscriber.recv().await, None);
+}
+
+#[test]
+#[should_panic(expected = "work is declared as a lane")]
+fn a_lane_is_not_a_feed() {
+    let _ = Feed::<u8>::open(LaneSpec::new("test", "work", 4), &Metrics::default());
+}
+
+#[test]
+#[should_panic(expected = "events is declared as a feed")]
+fn a_feed_is_not_a_lane() {
+    let _ = ron_core::Lane::<u8>::open(EVENTS, &Metrics::default());
+}
+
 /// Counts how often it is said aloud that somebody is slow.
 #[tokio::test(start_paused = true)]
 async fn the_warning_comes_at_most_every_five_seconds() {

@@ -144,7 +144,8 @@ async fn a_caller_that_gives_up_stops_its_job() {
 
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_time_ran_out_in_the_queue_is_not_begun() {
-    let supervisor = Supervisor::new("pool");
+    let (registry, metrics) = registered();
+    let supervisor = Supervisor::builder("pool").metrics(metrics).start();
     let callers = Supervisor::new("callers");
     let begun = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&begun);
@@ -157,6 +158,9 @@ async fn a_job_whose_time_ran_out_in_the_queue_is_not_begun() {
     settle().await;
     let late = pool.call("job", seconds(1), soon()).await;
     assert_eq!(late, Err(CallError::Timeout { op: "job" }));
+    let at_once = pool.call("job", seconds(1), Deadline::after(Duration::ZERO)).await;
+    assert_eq!(at_once, Err(CallError::Timeout { op: "job" }));
+    assert_eq!(series(&registry, "io_timeouts_total{op=\"job\"}"), Some(2), "whoever found out");
     tokio::time::sleep(seconds(3)).await;
     assert_eq!(first.get(), Some(Ok(())));
     assert_eq!(begun.load(Ordering::SeqCst), 1);
@@ -178,6 +182,33 @@ async fn jobs_hold_their_bytes_until_they_are_done() {
     assert!(matches!(second, Err(CallError::Busy { what: "memory", .. })), "{second:?}");
     settle().await;
     assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_whose_job_was_shed_may_try_again() {
+    // It used to hear `Canceled`, which says that the pool is gone for good.
+    let supervisor = Supervisor::new("pool");
+    let shedding = PoolSpec { lane: LaneSpec::new("test", "latest", 1).shed_oldest(), ..spec(1) };
+    let pool = Pool::start(&supervisor, shedding, |job: u32, _| async move { job });
+    let (first, second, third) =
+        tokio::join!(pool.call("job", 1, soon()), pool.call("job", 2, soon()), pool.call("job", 3, soon()));
+    for shed in [first, second] {
+        assert!(matches!(shed, Err(CallError::Busy { what: "latest", .. })), "{shed:?}");
+    }
+    assert_eq!(third, Ok(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_pool_finishes_and_ends() {
+    let supervisor = Supervisor::new("pool");
+    let pool = Pool::start(&supervisor, spec(2), |job: u32, _| async move { job });
+    let gates = pool.watch(supervisor.ready(), ron_core::Ratio::HALF, ron_core::Ratio::percent(90));
+    assert!(supervisor.ready().status().writes && gates.len() == 2);
+    let (done, ()) = tokio::join!(pool.call("job", 7, soon()), async { pool.close() });
+    assert_eq!(done, Ok(7));
+    assert_eq!(pool.call("job", 8, soon()).await, Err(CallError::Canceled));
+    settle().await;
+    assert_eq!(supervisor.running(), 0);
 }
 
 #[test]

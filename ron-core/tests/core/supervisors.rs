@@ -133,6 +133,55 @@ async fn an_owner_of_state_fails_loudly_and_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_request_to_stop_is_made_before_the_call_returns() {
+    // It used to be made by a task of its own, so that an intake took work in after `abort` had returned.
+    let end_it: [fn(&Supervisor); 2] = [Supervisor::request_stop, Supervisor::abort];
+    for end in end_it {
+        let host = Supervisor::new("host");
+        end(&host);
+        assert!(host.stop().is_requested());
+        assert!(!host.ready().status().reads);
+        host.shutdown().await;
+    }
+    let host = Supervisor::new("host");
+    let stop = host.stop();
+    drop(host);
+    assert!(stop.is_requested());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_may_end_its_own_supervisor() {
+    let host = Supervisor::new("host");
+    let (itself, began) = (host.clone(), now());
+    host.spawn(TASK, |_| async move { itself.request_stop() });
+    assert_eq!(host.shutdown().await.drained, 1);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expendable_task_fails_for_itself_only() {
+    let (registry, metrics) = registered();
+    let host = Supervisor::builder("host").metrics(metrics).start();
+    let session = TaskSpec::new("test", "session").restart(Restart::Expendable);
+    let task = host.spawn(session, |_| async { explode("bad peer") });
+    assert_eq!(task.ended().await, TaskEnd::Failed);
+    assert_eq!(host.failure(), None);
+    assert!(host.ready().status().reads);
+    assert_eq!(series(&registry, "tasks_panicked_total{kind=\"session\"}"), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_rebuilt_is_not_said_to_be_restarted() {
+    let host = Supervisor::new("host");
+    host.spawn(PROMPT, |_| async {});
+    let noted = host.metrics().inventory().to_markdown();
+    assert!(noted.contains("| test | listener | fatal |"), "{noted}");
+    host.spawn_restarting(PATIENT, |_| async {});
+    let noted = host.metrics().inventory().to_markdown();
+    assert!(noted.contains("| test | dialer | restarted after 100ms to 60s |"), "{noted}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fatal_in_a_child_reaches_the_host() {
     let host = Supervisor::new("host");
     let child = host.child("store", seconds(1), Metrics::default());
@@ -241,8 +290,12 @@ async fn tasks_may_start_tasks_and_a_stopped_supervisor_refuses_them() {
     assert!(late.lock().unwrap().is_some());
     let refused = host.spawn(TASK, |_| async { explode("must not run") });
     assert_eq!(refused.ended().await, TaskEnd::Refused);
+    // Once a child of a stopped supervisor ran its tasks after the report that nothing runs any more.
     let orphan = host.child("late", seconds(1), Metrics::default());
-    assert_eq!(orphan.shutdown().await.drained, 0);
+    assert_eq!(orphan.phase(), Phase::Stopped);
+    let refused = orphan.spawn(TASK, |_| async { explode("must not run") });
+    assert_eq!(refused.ended().await, TaskEnd::Refused);
+    assert_eq!(orphan.shutdown().await, Stopped::default());
 }
 
 #[tokio::test(start_paused = true)]
