@@ -1,0 +1,815 @@
+//! A network in memory, on tokio's paused clock, out of one seed.
+//!
+//! Streams behave as TCP streams do over a bad line: bytes arrive in order or not at all, and what the line does to
+//! packets (latency, loss, duplication, reordering, bandwidth) shows as time. A partition holds packets back until it
+//! is healed; a machine that loses power falls silent, and its peers learn of it only when it is back and knows them no
+//! more. Nothing runs in the background: a packet is given its time of arrival when it is sent, and the reader waits
+//! for that. So the same seed and the same program give the same run, and [`SimNet::trace`] proves it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep, sleep_until},
+};
+
+use crate::{Inbox, Lane, LaneSpec, Metrics, Ratio};
+
+/// Connections that wait for a listener.
+pub const BACKLOG: LaneSpec = LaneSpec::new("ron-core", "sim_backlog", 128)
+    .flow("simulated dialers → listener")
+    .why("as a kernel's; a dialer beyond it tries again");
+
+/// The largest packet: a write is cut into these, so that a line's bandwidth is shared in small turns.
+const PACKET: usize = 16 << 10;
+/// Bytes of one direction that may be unread or under way. The writer waits beyond it, as for a TCP window.
+const WINDOW: usize = 256 << 10;
+/// Pause before a lost packet is sent again; doubles with every loss in a row.
+const RESEND: Duration = Duration::from_millis(200);
+const RESEND_MAX: Duration = Duration::from_secs(4);
+/// A dialer that hears nothing gives up, as kernels do after some minutes; callers have deadlines much shorter.
+const CONNECT: Duration = Duration::from_secs(120);
+
+/// How long a packet is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Latency {
+    /// Always the same.
+    Fixed(Duration),
+    /// Evenly between the two.
+    Between(Duration, Duration),
+    /// Mostly near the first, now and then (one in twenty) near the second: the usual internet.
+    Tailed(Duration, Duration),
+}
+
+impl Latency {
+    fn draw(self, rng: &mut fastrand::Rng) -> Duration {
+        let between = |low: Duration, high: Duration, rng: &mut fastrand::Rng| {
+            low + high.saturating_sub(low).mul_f64(rng.f64())
+        };
+        match self {
+            Latency::Fixed(time) => time,
+            Latency::Between(low, high) => between(low, high, rng),
+            Latency::Tailed(usual, rare) if rng.u8(..20) == 0 => between(usual, rare, rng),
+            Latency::Tailed(usual, _) => between(usual.mul_f64(0.8), usual.mul_f64(1.2), rng),
+        }
+    }
+}
+
+/// What a line does to packets, in one direction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Line {
+    /// Time under way.
+    pub latency: Latency,
+    /// Share of packets that are lost and sent again.
+    pub loss: Ratio,
+    /// Share that arrives twice: it takes its bandwidth twice.
+    pub duplicated: Ratio,
+    /// Share that is overtaken: it takes its latency twice, and what follows waits for it.
+    pub reordered: Ratio,
+    /// Bytes per second; `None` is no limit.
+    pub bandwidth: Option<u64>,
+}
+
+impl Default for Line {
+    /// One millisecond, nothing lost, no limit.
+    fn default() -> Self {
+        Line {
+            latency: Latency::Fixed(Duration::from_millis(1)),
+            loss: Ratio::percent(0),
+            duplicated: Ratio::percent(0),
+            reordered: Ratio::percent(0),
+            bandwidth: None,
+        }
+    }
+}
+
+/// The network. Cloning shares it.
+#[derive(Clone)]
+pub struct SimNet {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    rng: fastrand::Rng,
+    began: Instant,
+    trace: blake3::Hasher,
+    events: u64,
+    usual: Line,
+    lines: BTreeMap<(IpAddr, IpAddr), Line>,
+    slow: BTreeMap<IpAddr, u32>,
+    cut: BTreeSet<(IpAddr, IpAddr)>,
+    /// When each line is done with what was sent over it, for bandwidth.
+    busy_until: BTreeMap<(IpAddr, IpAddr), Instant>,
+    /// Machines without power.
+    dead: BTreeSet<IpAddr>,
+    listeners: BTreeMap<SocketAddr, Lane<SimStream>>,
+    pipes: Vec<Weak<Pipe>>,
+    ports: BTreeMap<IpAddr, u16>,
+}
+
+impl SimNet {
+    /// A network whose every chance is drawn from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            rng: fastrand::Rng::with_seed(seed),
+            began: crate::now(),
+            trace: blake3::Hasher::new(),
+            events: 0,
+            usual: Line::default(),
+            lines: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            busy_until: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            listeners: BTreeMap::new(),
+            pipes: Vec::new(),
+            ports: BTreeMap::new(),
+        };
+        SimNet { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The line between any two machines that have none of their own.
+    pub fn set_usual(&self, line: Line) {
+        self.lock().usual = line;
+    }
+
+    /// The line from one machine to another, in this direction.
+    pub fn set_line(&self, from: IpAddr, to: IpAddr, line: Line) {
+        self.lock().lines.insert((from, to), line);
+    }
+
+    /// Makes a machine's every packet, out and in, take `times` as long. One is as before.
+    pub fn slow_down(&self, machine: IpAddr, times: u32) {
+        self.lock().slow.insert(machine, times.max(1));
+    }
+
+    /// Holds back what `from` sends to `to`, and not the other way.
+    pub fn cut(&self, from: IpAddr, to: IpAddr) {
+        let mut state = self.lock();
+        state.note("cut", from, to, 0);
+        state.cut.insert((from, to));
+    }
+
+    /// Parts the two groups, both ways.
+    pub fn partition(&self, one: &[IpAddr], other: &[IpAddr]) {
+        for left in one {
+            for right in other {
+                self.cut(*left, *right);
+                self.cut(*right, *left);
+            }
+        }
+    }
+
+    /// Mends every cut. What was held back is sent again.
+    pub fn heal(&self) {
+        let mut state = self.lock();
+        state.cut.clear();
+        let woken = state.release();
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// The machine loses power: it falls silent, its listeners and its ends of streams are dead, and nobody is told.
+    pub fn crash(&self, machine: IpAddr) {
+        let mut state = self.lock();
+        state.note("crash", machine, machine, 0);
+        state.dead.insert(machine);
+        let (gone, kept) =
+            std::mem::take(&mut state.listeners).into_iter().partition(|(addr, _)| addr.ip() == machine);
+        state.listeners = kept;
+        let woken = state.reset(|pipe| (pipe.to.ip() == machine, pipe.from.ip() == machine));
+        drop(state);
+        let gone: BTreeMap<SocketAddr, Lane<SimStream>> = gone;
+        drop(gone);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// The machine has power again. It knows its old streams no more, so their other ends are reset.
+    pub fn restart(&self, machine: IpAddr) {
+        let mut state = self.lock();
+        state.note("restart", machine, machine, 0);
+        state.dead.remove(&machine);
+        let woken = state.reset(|pipe| {
+            let (reader_is_dead, writer_is_dead) = pipe.dead_ends();
+            (writer_is_dead && pipe.from.ip() == machine, reader_is_dead && pipe.to.ip() == machine)
+        });
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Accepts connections to `addr`.
+    ///
+    /// # Errors
+    /// `AddrInUse`, or `NetworkDown` on a machine without power.
+    pub fn listen(&self, addr: SocketAddr) -> io::Result<SimListener> {
+        let mut state = self.lock();
+        if state.dead.contains(&addr.ip()) {
+            return Err(io::ErrorKind::NetworkDown.into());
+        }
+        if state.listeners.get(&addr).is_some_and(|lane| !lane.is_closed()) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let (lane, inbox) = Lane::open(BACKLOG, &Metrics::default());
+        state.listeners.insert(addr, lane);
+        Ok(SimListener { addr, inbox })
+    }
+
+    /// Connects from a port of `from` to `to`. Dropping the future gives up.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` when nobody listens, `TimedOut` when nobody answers for two minutes, `NetworkDown` when
+    /// `from` has no power.
+    pub async fn connect(&self, from: IpAddr, to: SocketAddr) -> io::Result<SimStream> {
+        let give_up = crate::now() + CONNECT;
+        let mut pause = RESEND;
+        while crate::now() < give_up {
+            let round_trip = {
+                let mut state = self.lock();
+                if state.dead.contains(&from) {
+                    return Err(io::ErrorKind::NetworkDown.into());
+                }
+                let reaches = state.reaches(from, to.ip()) && state.reaches(to.ip(), from);
+                reaches.then(|| state.delay(from, to.ip(), 64) + state.delay(to.ip(), from, 64))
+            };
+            let Some(round_trip) = round_trip else {
+                sleep(pause).await;
+                pause = (pause * 2).min(RESEND_MAX);
+                continue;
+            };
+            sleep(round_trip).await;
+            if let Some(stream) = self.meet(from, to)? {
+                return Ok(stream);
+            }
+            sleep(pause).await;
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// A hash over everything that happened, with its time. Equal runs have equal traces.
+    #[must_use]
+    pub fn trace(&self) -> blake3::Hash {
+        self.lock().trace.finalize()
+    }
+
+    /// How many events the trace covers.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.lock().events
+    }
+
+    /// Writes something of the caller's into the trace.
+    pub fn note(&self, what: &str) {
+        let mut state = self.lock();
+        let at = state.elapsed();
+        state.trace.update(&at.to_be_bytes());
+        state.trace.update(what.as_bytes());
+        state.events += 1;
+    }
+
+    /// Joins a dialer and a listener. `None` when the listener's backlog is full or the dialer's packet met a cut.
+    fn meet(&self, from: IpAddr, to: SocketAddr) -> io::Result<Option<SimStream>> {
+        let mut state = self.lock();
+        if !state.reaches(from, to.ip()) {
+            return Ok(None);
+        }
+        let Some(listener) = state.listeners.get(&to).filter(|lane| !lane.is_closed()).cloned() else {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        let port = state.ports.entry(from).or_insert(32_767);
+        *port = port.checked_add(1).unwrap_or(32_768);
+        let from = SocketAddr::new(from, *port);
+        let (there, back) = (Arc::new(Pipe::new(from, to)), Arc::new(Pipe::new(to, from)));
+        state.pipes.retain(|pipe| pipe.strong_count() > 0);
+        state.pipes.extend([Arc::downgrade(&there), Arc::downgrade(&back)]);
+        state.note("connect", from.ip(), to.ip(), 0);
+        drop(state);
+        let dialer = SimStream::new(self, &back, &there);
+        let accepted = SimStream::new(self, &there, &back);
+        Ok(listener.try_push(accepted).is_ok().then_some(dialer))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SimNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimNet").field("events", &self.events()).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn elapsed(&self) -> u64 {
+        u64::try_from(crate::now().saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn note(&mut self, what: &str, from: IpAddr, to: IpAddr, bytes: usize) {
+        let at = self.elapsed();
+        self.events += 1;
+        self.trace.update(&at.to_be_bytes());
+        self.trace.update(what.as_bytes());
+        for machine in [from, to] {
+            match machine {
+                IpAddr::V4(ip) => self.trace.update(&ip.octets()),
+                IpAddr::V6(ip) => self.trace.update(&ip.octets()),
+            };
+        }
+        self.trace.update(&(bytes as u64).to_be_bytes());
+    }
+
+    fn reaches(&self, from: IpAddr, to: IpAddr) -> bool {
+        !self.cut.contains(&(from, to)) && !self.dead.contains(&from) && !self.dead.contains(&to)
+    }
+
+    /// How long a packet of `bytes` takes from here to there, resending included.
+    fn delay(&mut self, from: IpAddr, to: IpAddr, bytes: usize) -> Duration {
+        let line = self.lines.get(&(from, to)).copied().unwrap_or(self.usual);
+        let now = crate::now();
+        let mut total = Duration::ZERO;
+        let mut resend = RESEND;
+        while self.rng.f64() < line.loss.get() {
+            self.note("lost", from, to, bytes);
+            total += resend;
+            resend = (resend * 2).min(RESEND_MAX);
+        }
+        let mut sent = bytes as u64;
+        if self.rng.f64() < line.duplicated.get() {
+            self.note("duplicated", from, to, bytes);
+            sent *= 2;
+        }
+        if let Some(rate) = line.bandwidth {
+            let start = self.busy_until.get(&(from, to)).copied().unwrap_or(now).max(now);
+            let done = start + Duration::from_secs_f64(sent as f64 / rate.max(1) as f64);
+            self.busy_until.insert((from, to), done);
+            total += done - now;
+        }
+        let mut latency = line.latency.draw(&mut self.rng);
+        if self.rng.f64() < line.reordered.get() {
+            self.note("reordered", from, to, bytes);
+            latency *= 2;
+        }
+        let slower = |machine| self.slow.get(machine).copied().unwrap_or(1);
+        total + latency * slower(&from).max(slower(&to))
+    }
+
+    /// When a packet sent now arrives; `None` while the way is cut.
+    fn arrival(&mut self, from: IpAddr, to: IpAddr, bytes: usize) -> Option<Instant> {
+        if !self.reaches(from, to) {
+            self.note("held", from, to, bytes);
+            return None;
+        }
+        let delay = self.delay(from, to, bytes);
+        self.note("sent", from, to, bytes);
+        Some(crate::now() + delay)
+    }
+
+    /// Gives what was held back a time of arrival, where the way is open again.
+    fn release(&mut self) -> Vec<Waker> {
+        let pipes: Vec<Arc<Pipe>> = self.pipes.iter().filter_map(Weak::upgrade).collect();
+        let mut woken = Vec::new();
+        for pipe in pipes {
+            let (from, to) = (pipe.from.ip(), pipe.to.ip());
+            if !self.reaches(from, to) {
+                continue;
+            }
+            let mut held = pipe.lock();
+            let mut latest = held.latest;
+            for packet in held.packets.iter_mut().filter(|packet| packet.arrives.is_none()) {
+                let arrives = crate::now() + RESEND + self.delay(from, to, packet.bytes.len());
+                latest = arrives.max(latest);
+                packet.arrives = Some(latest);
+            }
+            held.latest = latest;
+            woken.extend(held.reader.take());
+        }
+        woken
+    }
+
+    /// Resets the reading and the writing end of every pipe as `ends` says.
+    fn reset(&mut self, ends: impl Fn(&Pipe) -> (bool, bool)) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        for pipe in self.pipes.iter().filter_map(Weak::upgrade) {
+            let (reader, writer) = ends(&pipe);
+            let mut state = pipe.lock();
+            if reader {
+                state.reader_is_dead = true;
+                woken.extend(state.reader.take());
+            }
+            if writer {
+                state.writer_is_dead = true;
+                woken.extend(state.writer.take());
+            }
+        }
+        woken
+    }
+}
+
+/// One direction of a stream.
+struct Pipe {
+    from: SocketAddr,
+    to: SocketAddr,
+    state: Mutex<PipeState>,
+}
+
+struct PipeState {
+    packets: VecDeque<Packet>,
+    /// Bytes in `packets`.
+    under_way: usize,
+    /// Nothing arrives before this: a stream keeps its order.
+    latest: Instant,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    reader_is_dead: bool,
+    writer_is_dead: bool,
+}
+
+/// Bytes under way; no bytes are the end of the stream.
+struct Packet {
+    arrives: Option<Instant>,
+    bytes: Bytes,
+}
+
+impl Pipe {
+    fn new(from: SocketAddr, to: SocketAddr) -> Self {
+        let state = PipeState {
+            packets: VecDeque::new(),
+            under_way: 0,
+            latest: crate::now(),
+            reader: None,
+            writer: None,
+            reader_is_dead: false,
+            writer_is_dead: false,
+        };
+        Pipe { from, to, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PipeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dead_ends(&self) -> (bool, bool) {
+        let state = self.lock();
+        (state.reader_is_dead, state.writer_is_dead)
+    }
+
+    fn send(&self, net: &SimNet, bytes: Bytes) {
+        let mut network = net.lock();
+        let mut state = self.lock();
+        // Behind a packet that is held back, everything is.
+        let is_held = state.packets.back().is_some_and(|last| last.arrives.is_none());
+        let arrives = if is_held { None } else { network.arrival(self.from.ip(), self.to.ip(), bytes.len()) };
+        let arrives = arrives.map(|arrives| arrives.max(state.latest));
+        state.latest = arrives.unwrap_or(state.latest);
+        state.under_way += bytes.len();
+        state.packets.push_back(Packet { arrives, bytes });
+        let reader = state.reader.take();
+        drop((state, network));
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+}
+
+/// Takes connections.
+#[derive(Debug)]
+pub struct SimListener {
+    addr: SocketAddr,
+    inbox: Inbox<SimStream>,
+}
+
+impl SimListener {
+    /// The next connection. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// `NetworkDown` when the machine has lost power.
+    pub async fn accept(&self) -> io::Result<SimStream> {
+        self.inbox.recv().await.ok_or_else(|| io::ErrorKind::NetworkDown.into())
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+/// One end of a stream. Dropping it ends the stream for the other side as a close does.
+pub struct SimStream {
+    net: SimNet,
+    incoming: Arc<Pipe>,
+    outgoing: Arc<Pipe>,
+    /// Until the first packet has arrived.
+    arrival: Option<Pin<Box<Sleep>>>,
+    is_closed: bool,
+}
+
+impl SimStream {
+    fn new(net: &SimNet, incoming: &Arc<Pipe>, outgoing: &Arc<Pipe>) -> Self {
+        let (incoming, outgoing) = (Arc::clone(incoming), Arc::clone(outgoing));
+        SimStream { net: net.clone(), incoming, outgoing, arrival: None, is_closed: false }
+    }
+
+    /// The address of the other end.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.outgoing.to
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.outgoing.from
+    }
+
+    fn close(&mut self) {
+        if !self.is_closed {
+            self.is_closed = true;
+            self.outgoing.send(&self.net, Bytes::new());
+        }
+    }
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        loop {
+            let mut state = this.incoming.lock();
+            if state.reader_is_dead {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let Some(arrives) = state.packets.front().and_then(|packet| packet.arrives) else {
+                state.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            if arrives > crate::now() {
+                state.reader = Some(cx.waker().clone());
+                drop(state);
+                let arrival = this.arrival.get_or_insert_with(|| Box::pin(sleep_until(arrives)));
+                if arrival.deadline() != arrives {
+                    arrival.as_mut().reset(arrives);
+                }
+                match arrival.as_mut().poll(cx) {
+                    Poll::Ready(()) => {
+                        this.arrival = None;
+                        continue;
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            let PipeState { packets, under_way, writer, .. } = &mut *state;
+            let Some(packet) = packets.front_mut() else { return Poll::Pending };
+            if packet.bytes.is_empty() {
+                // The end stays the end, however often it is read.
+                return Poll::Ready(Ok(()));
+            }
+            let taken = packet.bytes.len().min(buf.remaining());
+            buf.put_slice(&packet.bytes[..taken]);
+            packet.bytes.advance(taken);
+            *under_way -= taken;
+            if packet.bytes.is_empty() {
+                packets.pop_front();
+            }
+            let writer = writer.take();
+            drop(state);
+            if let Some(writer) = writer {
+                writer.wake();
+            }
+            return Poll::Ready(Ok(()));
+        }
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.outgoing.lock();
+        if state.writer_is_dead {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        if self.is_closed {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let room = WINDOW.saturating_sub(state.under_way);
+        if room == 0 {
+            state.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        drop(state);
+        let sent = bytes.len().min(room).min(PACKET);
+        if sent > 0 {
+            self.outgoing.send(&self.net, Bytes::copy_from_slice(&bytes[..sent]));
+        }
+        Poll::Ready(Ok(sent))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.close();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        self.close();
+        // The other side writes to nobody from now on.
+        let writer = {
+            let mut state = self.incoming.lock();
+            state.writer_is_dead = true;
+            state.writer.take()
+        };
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+}
+
+impl fmt::Debug for SimStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimStream({} → {})", self.outgoing.from, self.outgoing.to)
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn machine(number: u8) -> IpAddr {
+        IpAddr::from([198, 18, 0, number])
+    }
+
+    fn port(number: u8) -> SocketAddr {
+        SocketAddr::new(machine(number), 7000)
+    }
+
+    async fn joined(net: &SimNet) -> (SimStream, SimStream) {
+        let listener = net.listen(port(2)).unwrap();
+        let (dialer, accepted) = tokio::join!(net.connect(machine(1), port(2)), listener.accept());
+        (dialer.unwrap(), accepted.unwrap())
+    }
+
+    async fn read(stream: &mut SimStream, bytes: usize) -> Vec<u8> {
+        let mut buf = vec![0; bytes];
+        stream.read_exact(&mut buf).await.unwrap();
+        buf
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_arrive_in_order_after_the_latency_and_end_with_the_close() {
+        let net = SimNet::new(1);
+        net.set_usual(Line { latency: Latency::Fixed(Duration::from_millis(40)), ..Line::default() });
+        let began = crate::now();
+        let (mut dialer, mut accepted) = joined(&net).await;
+        assert_eq!(began.elapsed(), Duration::from_millis(80), "a round trip to connect");
+        dialer.write_all(b"hello").await.unwrap();
+        dialer.shutdown().await.unwrap();
+        assert_eq!(read(&mut accepted, 5).await, b"hello");
+        assert_eq!(began.elapsed(), Duration::from_millis(120));
+        assert_eq!(accepted.read(&mut [0; 8]).await.unwrap(), 0);
+        assert_eq!(accepted.read(&mut [0; 8]).await.unwrap(), 0);
+        assert_eq!(dialer.write(b"more").await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bad_line_costs_time_and_not_bytes() {
+        let net = SimNet::new(7);
+        let bad = Line {
+            latency: Latency::Between(Duration::from_millis(5), Duration::from_millis(50)),
+            loss: Ratio::percent(20),
+            duplicated: Ratio::percent(10),
+            reordered: Ratio::percent(30),
+            bandwidth: Some(1 << 20),
+        };
+        net.set_usual(bad);
+        let (mut dialer, mut accepted) = joined(&net).await;
+        let sent: Vec<u8> = (0..1_000_000u32).map(|byte| byte as u8).collect();
+        let copy = sent.clone();
+        let began = crate::now();
+        let (_, received) =
+            tokio::join!(async { dialer.write_all(&copy).await.unwrap() }, read(&mut accepted, 1_000_000));
+        assert!(received == sent);
+        assert!(
+            began.elapsed() > Duration::from_millis(950),
+            "a megabyte at a megabyte a second: {:?}",
+            began.elapsed()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_partition_holds_back_and_a_heal_delivers() {
+        let net = SimNet::new(1);
+        let (mut dialer, mut accepted) = joined(&net).await;
+        net.cut(machine(1), machine(2));
+        dialer.write_all(b"held").await.unwrap();
+        accepted.write_all(b"through").await.unwrap();
+        assert_eq!(read(&mut dialer, 7).await, b"through", "the other way is open");
+        let quiet = tokio::time::timeout(Duration::from_secs(60), accepted.read_u8()).await;
+        assert!(quiet.is_err());
+        net.heal();
+        assert_eq!(read(&mut accepted, 4).await, b"held");
+
+        net.partition(&[machine(1)], &[machine(2), machine(3)]);
+        let late = tokio::time::timeout(Duration::from_secs(30), net.connect(machine(1), port(2))).await;
+        assert!(late.is_err(), "no answer and no refusal");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn power_loss_is_silent_until_the_machine_is_back() {
+        let net = SimNet::new(1);
+        let (mut dialer, mut accepted) = joined(&net).await;
+        net.crash(machine(2));
+        assert_eq!(accepted.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        dialer.write_all(b"anyone?").await.unwrap();
+        let silence = tokio::time::timeout(Duration::from_secs(600), dialer.read_u8()).await;
+        assert!(silence.is_err(), "nobody tells");
+        assert_eq!(net.listen(port(2)).unwrap_err().kind(), io::ErrorKind::NetworkDown);
+        net.restart(machine(2));
+        assert_eq!(dialer.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        let refused = net.connect(machine(1), port(2)).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "its listener is gone");
+        let (mut again, mut there) = joined(&net).await;
+        again.write_all(b"back").await.unwrap();
+        assert_eq!(read(&mut there, 4).await, b"back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_does_not_read_holds_its_writer_back() {
+        let net = SimNet::new(1);
+        let (mut dialer, mut accepted) = joined(&net).await;
+        let flood =
+            tokio::time::timeout(Duration::from_secs(9), dialer.write_all(&vec![1; 4 * WINDOW])).await;
+        assert!(flood.is_err(), "more than the window was taken");
+        let drained = read(&mut accepted, WINDOW).await;
+        assert_eq!(drained.len(), WINDOW);
+        dialer.write_all(b"room again").await.unwrap();
+        drop(accepted);
+        let gone = dialer.write_all(&vec![1; 2 * WINDOW]).await.unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_machine_is_slow_both_ways() {
+        let net = SimNet::new(1);
+        net.slow_down(machine(2), 10);
+        let began = crate::now();
+        let _streams = joined(&net).await;
+        assert_eq!(began.elapsed(), Duration::from_millis(20));
+    }
+
+    /// A run with every chance in it, told by its trace.
+    fn run(seed: u64) -> (blake3::Hash, u64) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let net = SimNet::new(seed);
+            let latency = Latency::Tailed(Duration::from_millis(20), Duration::from_millis(300));
+            net.set_usual(Line {
+                latency,
+                loss: Ratio::percent(5),
+                reordered: Ratio::percent(5),
+                ..Line::default()
+            });
+            let (mut dialer, mut accepted) = joined(&net).await;
+            for round in 0..50u8 {
+                dialer.write_all(&[round; 700]).await.unwrap();
+                let echo = read(&mut accepted, 700).await;
+                accepted.write_all(&echo).await.unwrap();
+                read(&mut dialer, 700).await;
+                if round == 25 {
+                    net.cut(machine(1), machine(2));
+                    net.heal();
+                }
+            }
+            net.note("done");
+            (net.trace(), net.events())
+        })
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_run_and_another_is_not() {
+        assert_eq!(run(42), run(42));
+        assert_ne!(run(42).0, run(43).0);
+    }
+}
