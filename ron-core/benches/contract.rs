@@ -20,7 +20,7 @@ use std::{
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use ron_core::{
-    Deadline, Event, Feed, Lane, LaneSpec, Metrics, Pool, PoolSpec, Supervisor, TaskSpec,
+    Deadline, Event, Feed, Inbox, Lane, LaneSpec, Metrics, Pool, PoolSpec, Supervisor, TaskSpec,
     disk::RealDisk,
     journal::{Journal, Settings},
 };
@@ -140,99 +140,92 @@ fn later() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-async fn lane_wait(producers: usize, items: usize) -> Duration {
-    let (_registry, metrics) = registered();
-    let (lane, inbox) = Lane::<usize>::open(WORK, &metrics);
+/// Runs the producers and the consumer together and times them.
+async fn race<P, C>(producers: usize, producer: impl Fn() -> P, consumer: C) -> Duration
+where
+    P: Future<Output = ()> + Send + 'static,
+    C: Future<Output = ()> + Send + 'static,
+{
     let began = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..producers {
-        let lane = lane.clone();
-        let deadline = later();
-        tasks.spawn(async move {
-            for item in 0..items / producers {
-                lane.push(item, deadline).await.unwrap();
-            }
-        });
+        tasks.spawn(producer());
     }
-    drop(lane);
-    tasks.spawn(async move {
-        while let Some(item) = inbox.recv().await {
-            black_box(item);
-        }
-    });
+    // With it goes the last sender.
+    drop(producer);
+    tasks.spawn(consumer);
     tasks.join_all().await;
     began.elapsed()
 }
 
+async fn take_all(inbox: Inbox<usize>) {
+    while let Some(item) = inbox.recv().await {
+        black_box(item);
+    }
+}
+
+async fn receive_all(mut receiver: mpsc::Receiver<usize>) {
+    while let Some(item) = receiver.recv().await {
+        black_box(item);
+    }
+}
+
+async fn lane_wait(producers: usize, items: usize) -> Duration {
+    let (_registry, metrics) = registered();
+    let (lane, inbox) = Lane::<usize>::open(WORK, &metrics);
+    let producer = move || {
+        let (lane, deadline) = (lane.clone(), later());
+        async move {
+            for item in 0..items / producers {
+                lane.push(item, deadline).await.unwrap();
+            }
+        }
+    };
+    race(producers, producer, take_all(inbox)).await
+}
+
 async fn mpsc_wait(producers: usize, items: usize) -> Duration {
-    let (sender, mut receiver) = mpsc::channel::<usize>(CAPACITY);
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for _ in 0..producers {
+    let (sender, receiver) = mpsc::channel::<usize>(CAPACITY);
+    let producer = move || {
         let sender = sender.clone();
-        tasks.spawn(async move {
+        async move {
             for item in 0..items / producers {
                 sender.send(item).await.unwrap();
             }
-        });
-    }
-    drop(sender);
-    tasks.spawn(async move {
-        while let Some(item) = receiver.recv().await {
-            black_box(item);
         }
-    });
-    tasks.join_all().await;
-    began.elapsed()
+    };
+    race(producers, producer, receive_all(receiver)).await
 }
 
 async fn lane_try(producers: usize, items: usize) -> Duration {
     let (_registry, metrics) = registered();
     let (lane, inbox) = Lane::<usize>::open(WORK, &metrics);
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for _ in 0..producers {
+    let producer = move || {
         let lane = lane.clone();
-        tasks.spawn(async move {
+        async move {
             for item in 0..items / producers {
                 while lane.try_push(item).is_err() {
                     tokio::task::yield_now().await;
                 }
             }
-        });
-    }
-    drop(lane);
-    tasks.spawn(async move {
-        while let Some(item) = inbox.recv().await {
-            black_box(item);
         }
-    });
-    tasks.join_all().await;
-    began.elapsed()
+    };
+    race(producers, producer, take_all(inbox)).await
 }
 
 async fn mpsc_try(producers: usize, items: usize) -> Duration {
-    let (sender, mut receiver) = mpsc::channel::<usize>(CAPACITY);
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for _ in 0..producers {
+    let (sender, receiver) = mpsc::channel::<usize>(CAPACITY);
+    let producer = move || {
         let sender = sender.clone();
-        tasks.spawn(async move {
+        async move {
             for item in 0..items / producers {
                 while sender.try_send(item).is_err() {
                     tokio::task::yield_now().await;
                 }
             }
-        });
-    }
-    drop(sender);
-    tasks.spawn(async move {
-        while let Some(item) = receiver.recv().await {
-            black_box(item);
         }
-    });
-    tasks.join_all().await;
-    began.elapsed()
+    };
+    race(producers, producer, receive_all(receiver)).await
 }
 
 /// Events go out in bursts that fit, so that nobody lags and both sides do the same work.
