@@ -16,8 +16,10 @@ The rules they all keep: no lock across an `.await`; one writer per mutable thin
 queue refuses or sheds by its stated policy, and counts it; every task is tracked, and is drained or cut off at
 shutdown.
 
-Not listed: the primitives of ron-core (queue, feed, permits, snapshot, latch, readiness, metrics, a supervisor's list of
-children) each have one private lock. It is a leaf: nothing foreign is called and no other lock is taken under it.
+Not listed are the private locks of ron-core's primitives. Permits, snapshot, latch, feed, readiness, metrics and a
+supervisor's list of children have one each, and no other lock is taken under it. A queue has three: front, then back,
+in this order, and the list of idle consumers alone. Under these locks nothing waits; foreign code that runs there is the
+clone of an event in a feed, the closure of a snapshot's update, and clones of wakers.
 
 ";
 

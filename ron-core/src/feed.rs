@@ -101,22 +101,19 @@ impl<T> State<T> {
             return Some(Event::Missed(missed));
         }
         let from = usize::try_from(*next - self.first).ok()?;
-        let mut item = None;
         for at in from..self.events.len().min(from + READ_AHEAD) {
             let (event, unread) = &mut self.events[at];
             // Counted down before the clone: if that panics, the event is skipped and not read twice.
             *unread -= 1;
             *next += 1;
             let event = if *unread == 0 { event.take() } else { event.clone() };
-            match item {
-                None => item = event,
-                Some(_) => ahead.extend(event),
-            }
+            // Into the subscriber's own list at once: if the next clone panics, this one is not lost with it.
+            ahead.extend(event);
         }
         if from == 0 {
             self.trim();
         }
-        item.map(Event::Item)
+        ahead.pop_front().map(Event::Item)
     }
 
     fn warning_is_due(&mut self) -> bool {

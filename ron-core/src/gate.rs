@@ -453,6 +453,7 @@ fn clear(
 }
 
 #[cfg(all(test, not(ron_loom)))]
+#[allow(clippy::disallowed_methods, reason = "a test that joins its own threads and tasks")]
 mod tests {
     use std::{collections::HashMap, net::Ipv4Addr};
 

@@ -158,7 +158,8 @@ pub struct Settings {
     pub chunk_bytes: u32,
     /// Longest payload accepted. At most [`RECORD_BYTES_MAX`]; larger values mean that.
     pub record_bytes_max: u32,
-    /// Bytes that may wait for the writer in all, beyond which appends are `Busy`. Raise it for large records.
+    /// Bytes that may wait for the writer in all, headers included, beyond which appends are `Busy`. Raise it for
+    /// large records.
     pub pending_bytes_max: u64,
     /// What to do about damage.
     pub on_damage: OnDamage,

@@ -108,14 +108,18 @@ impl<T: Send + 'static> Lane<T> {
     }
 
     /// Closes the lane the moment `stop` is requested, so that no newcomer is taken in while consumers are busy
-    /// with old ones. The first call counts.
+    /// with old ones, and drops what is queued the moment the drain is over, so that whoever waits is told. The first
+    /// call counts.
     pub fn close_on(&self, stop: &Stop) {
-        let shared = Arc::downgrade(&self.producer.0);
-        let hook = stop.on_request(move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.queue.close();
+        let then = |act: fn(&Queue<Parcel<T>>)| {
+            let shared = Arc::downgrade(&self.producer.0);
+            move || {
+                if let Some(shared) = shared.upgrade() {
+                    act(&shared.queue);
+                }
             }
-        });
+        };
+        let hook = stop.on_request_and_abort(then(Queue::close), then(Queue::abandon));
         let _ = self.shared().on_stop.set(hook);
     }
 
@@ -270,6 +274,17 @@ impl<T> Shared<T> {
             return Ok(Parcel { item, weight: None });
         };
         let bytes = weigh(&item) as u64;
+        // A closed lane takes nothing in: the queue says so, and nothing is shed for it.
+        if self.queue.is_closed() {
+            return Ok(Parcel { item, weight: None });
+        }
+        if self.spec.overflow == Overflow::ShedOldest {
+            // Shed only if that makes room: others may hold the bytes.
+            let own = self.queue.sum(|parcel| parcel.weight.as_ref().map_or(0, Permit::count));
+            if own + budget.bytes() - budget.used() < bytes {
+                return Err(item);
+            }
+        }
         loop {
             if let Some(weight) = budget.permits().try_take(bytes) {
                 return Ok(Parcel { item, weight: Some(weight) });
@@ -291,7 +306,11 @@ impl<T> Shared<T> {
         if bytes > budget.bytes() {
             return Err(self.budget_refusal());
         }
-        Ok(Parcel { item, weight: Some(budget.permits().take(bytes).await) })
+        tokio::select! {
+            biased;
+            () = self.queue.closed() => Err(CallError::Canceled),
+            weight = budget.permits().take(bytes) => Ok(Parcel { item, weight: Some(weight) }),
+        }
     }
 
     /// Counts an item lost to newer ones. If a caller waits for its answer, the answer is that the lane is full.
@@ -493,6 +512,7 @@ pub struct Reply<R> {
 
 impl<R> Reply<R> {
     pub(crate) fn new(op: &'static str) -> (Self, oneshot::Receiver<Result<R, CallError>>) {
+        #[allow(clippy::disallowed_methods, reason = "this is what a reply is made of")]
         let (to, answer) = oneshot::channel();
         (Reply { op, to: Some(to) }, answer)
     }
@@ -584,6 +604,8 @@ impl DrainRate {
     const READ_EVERY: u32 = 16;
     /// Looks closer together than this say more about the scheduler than about the queue.
     const LOOK_EVERY: Duration = Duration::from_millis(20);
+    /// Refusals further apart than this do not belong to the same jam.
+    const STALE_AFTER: Duration = Duration::from_secs(2);
     const SHORTEST: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_secs(5);
 
@@ -605,7 +627,10 @@ impl DrainRate {
 
     fn look(&mut self, taken: u64, now: Instant) {
         let elapsed = now.saturating_duration_since(self.at);
-        if elapsed >= Self::LOOK_EVERY {
+        if elapsed > Self::STALE_AFTER {
+            // Not full all that time, so how much was taken in it says nothing about a full queue.
+            (self.at, self.taken) = (now, taken);
+        } else if elapsed >= Self::LOOK_EVERY {
             self.rate = Some(taken.saturating_sub(self.taken) as f64 / elapsed.as_secs_f64());
             (self.at, self.taken) = (now, taken);
         }

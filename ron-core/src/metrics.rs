@@ -1,7 +1,8 @@
 //! What a running subsystem exports, over the host's own registry.
 //!
-//! Counters are [`Tally`]s resolved once, when a lane or task kind is created, so the hot path is one relaxed add
-//! on the rare side (a refusal, a drop) and nothing at all on the common one. Queue depth is not counted anywhere:
+//! Counters are [`Tally`]s. A lane resolves its own when it is created, so its hot path is one relaxed add on the rare
+//! side (a refusal, a drop) and nothing at all on the common one; what is rare by itself (a spawn, a timeout) looks its
+//! counter up. Queue depth is not counted anywhere:
 //! a scrape asks the queues. Label values are `&'static str` by type, so no peer, key or address can become one.
 
 use std::{
@@ -61,6 +62,15 @@ impl Counter {
         Counter::TasksRestarted,
         Counter::IoTimeouts,
         Counter::BackoffRetries,
+    ];
+
+    /// Those that every kind of task has.
+    const OF_TASKS: [Counter; 5] = [
+        Counter::TasksSpawned,
+        Counter::TasksCanceled,
+        Counter::TasksAborted,
+        Counter::TasksPanicked,
+        Counter::TasksRestarted,
     ];
 
     /// Name without prefix and `_total`, help text, label name.
@@ -126,8 +136,16 @@ pub struct Metrics {
 #[derive(Default)]
 struct Shared {
     tallies: BTreeMap<(Counter, &'static str), Tally>,
-    queues: BTreeMap<&'static str, Vec<Weak<dyn Depth>>>,
+    queues: BTreeMap<&'static str, Queues>,
     inventory: Inventory,
+}
+
+/// The queues of one name.
+#[derive(Default, Clone)]
+struct Queues {
+    all: Vec<Weak<dyn Depth>>,
+    /// When there are so many, those that are gone are forgotten.
+    sweep_at: usize,
 }
 
 impl Metrics {
@@ -154,7 +172,12 @@ impl Metrics {
     }
 
     pub(crate) fn note_task(&self, spec: TaskSpec) {
-        self.lock().inventory.note_task(spec);
+        let mut shared = self.lock();
+        shared.inventory.note_task(spec);
+        // At zero before anything happens: an alert on an increase does not see a counter that begins at one.
+        for counter in Counter::OF_TASKS {
+            shared.tallies.entry((counter, spec.name)).or_default();
+        }
     }
 
     pub(crate) fn note_lock(&self, spec: LockSpec) {
@@ -165,11 +188,12 @@ impl Metrics {
         let mut shared = self.lock();
         shared.inventory.note_lane(spec);
         let queues = shared.queues.entry(spec.name).or_default();
-        // Doubling keeps the sweep of dead queues amortised: ten thousand short sessions leave no trail.
-        if queues.len() == queues.capacity() {
-            queues.retain(|queue| queue.strong_count() > 0);
+        if queues.all.len() >= queues.sweep_at {
+            queues.all.retain(|queue| queue.strong_count() > 0);
+            // At twice the survivors, so that the sweeps cost a constant per queue however many live.
+            queues.sweep_at = (2 * queues.all.len()).max(8);
         }
-        queues.push(queue);
+        queues.all.push(queue);
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -209,7 +233,8 @@ impl Collector for Metrics {
         let mut gauge = |name, help, of: fn(&dyn Depth) -> usize| {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (queue, instances) in &queues {
-                let sum: usize = instances.iter().filter_map(Weak::upgrade).map(|queue| of(&*queue)).sum();
+                let sum: usize =
+                    instances.all.iter().filter_map(Weak::upgrade).map(|queue| of(&*queue)).sum();
                 family
                     .encode_family(&[("queue", *queue)])?
                     .encode_gauge(&i64::try_from(sum).unwrap_or(i64::MAX))?;
@@ -270,7 +295,7 @@ mod tests {
             metrics.watch_queue(WORK, Arc::downgrade(&short));
         }
         assert!(scrape(&registry).contains("queue_depth{queue=\"work\"} 1"));
-        assert!(metrics.lock().queues["work"].len() < 16);
+        assert!(metrics.lock().queues["work"].all.len() < 16);
     }
 
     #[test]

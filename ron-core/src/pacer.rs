@@ -83,6 +83,7 @@ impl Pacer {
                 return Err(LATE);
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(ready_at) => {}
                 () = self.shared.changed.notified() => {}
             }
@@ -193,6 +194,7 @@ impl Pace {
 }
 
 #[cfg(all(test, not(ron_loom)))]
+#[allow(clippy::disallowed_methods, reason = "a test that joins its own threads and tasks")]
 mod tests {
     use proptest::prelude::*;
     use tokio::task::JoinSet;

@@ -4,11 +4,12 @@
 //! queue or at work, with `Panicked` when it panics (the worker lives on), with `Canceled` when the pool was cut off.
 //! A caller that gives up frees its place in the queue, or stops its job if that has begun.
 
-use std::{fmt, future::Future, num::NonZeroUsize, sync::Arc};
+use std::{fmt, future::Future, num::NonZeroUsize, pin::pin, sync::Arc};
 
 use crate::{
     CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Ratio, Ready, ReadyGate, Reply,
-    Supervisor, Tally, TaskSpec, supervisor::catch_panic,
+    Supervisor, Tally, TaskSpec,
+    supervisor::{catch, catch_panic, drop_catching},
 };
 
 /// The declaration of a pool: its lane, its workers' kind, and how many there are.
@@ -167,23 +168,32 @@ impl<F> Worker<F> {
             return reply.refuse(CallError::Timeout { op });
         }
         // The call of `work` is inside, so that a panic before its first `.await` is caught too.
-        let work = catch_panic(async { (self.work)(input, deadline).await });
+        let mut work = pin!(Some(async { (self.work)(input, deadline).await }));
         let outcome = tokio::select! {
             biased;
-            outcome = deadline.limit(op, work) => outcome,
-            () = reply.abandoned() => {
+            outcome = deadline.limit(op, catch_panic(work.as_mut())) => Some(outcome),
+            () = reply.abandoned() => None,
+        };
+        // Whatever is dropped here is foreign code, and the worker must outlive it.
+        let dropped = drop_catching(work);
+        let answered = match outcome {
+            Some(Ok(Ok(result))) => catch(|| reply.send(result)),
+            Some(Ok(Err(panic))) => {
+                reply.refuse(CallError::Panicked { op });
+                Err(panic)
+            }
+            Some(Err(late)) => {
+                reply.refuse(late);
+                Ok(())
+            }
+            None => {
                 self.canceled.add(1);
-                return;
+                Ok(())
             }
         };
-        match outcome {
-            Ok(Ok(result)) => reply.send(result),
-            Ok(Err(panic)) => {
-                self.panicked.add(1);
-                tracing::error!(kind = self.kind, op, panic, "job panicked");
-                reply.refuse(CallError::Panicked { op });
-            }
-            Err(late) => reply.refuse(late),
+        for panic in [dropped, answered].into_iter().filter_map(Result::err) {
+            self.panicked.add(1);
+            tracing::error!(kind = self.kind, op, panic, "job panicked");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Two deques behind two mutexes, on purpose. Producers append to the back, consumers take from the front, and only
 //! when the front is empty does a consumer visit the back and swap the two. So producers and consumers rarely meet,
 //! and yet everything is loom-checkable, allocates as it fills instead of by capacity, and lets a caller that gave up
-//! take its item back. No foreign code (a waker, an item's `Drop`) runs under a lock.
+//! take its item back. Nothing is woken and no item is dropped under a lock.
 //!
 //! Order is strict: items leave in the order in which their producers arrived, waiting producers included. A
 //! producer that waits for room has already handed its item over; the consumer that makes room moves it into the
@@ -28,6 +28,7 @@ use std::{
 
 use crate::{
     planted::{Bug, is_planted},
+    shutdown::Latch,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -82,6 +83,7 @@ struct Signals {
     /// Length of `idle`.
     idlers: AtomicUsize,
     idle: Mutex<Idle>,
+    closed: Latch,
 }
 
 /// Consumers that wait.
@@ -160,6 +162,7 @@ impl<T> Queue<T> {
                 waiting: AtomicUsize::new(0),
                 idlers: AtomicUsize::new(0),
                 idle: Mutex::new(Idle { wakers: Vec::new(), seen: 0 }),
+                closed: Latch::new(),
             }),
         }
     }
@@ -267,6 +270,19 @@ impl<T> Queue<T> {
         };
         idle.into_iter().for_each(|(_, waker)| waker.wake());
         waiting.into_iter().for_each(Waker::wake);
+        self.signals.closed.set();
+    }
+
+    /// Resolves when the queue is closed, for a producer that waits for something else first.
+    pub(crate) async fn closed(&self) {
+        self.signals.closed.wait().await;
+    }
+
+    /// Adds up something over all items that wait.
+    pub(crate) fn sum(&self, of: impl Fn(&T) -> u64) -> u64 {
+        let front = lock(&self.front.items);
+        let back = lock(&self.back.state);
+        front.iter().chain(&back.items).map(|(_, item)| of(item)).sum()
     }
 
     /// Closes and drops what is queued: there is no consumer left.

@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
@@ -51,7 +52,12 @@ impl Latch {
             }
             (state.waiting.take(), std::mem::take(&mut state.hooks))
         };
-        hooks.into_values().for_each(|hook| hook());
+        for hook in hooks.into_values() {
+            // A hook that panics must keep neither the others nor the waiting tasks from hearing of it.
+            if catch_unwind(AssertUnwindSafe(hook)).is_err() {
+                tracing::error!("a stop hook panicked");
+            }
+        }
         if !is_planted(Bug::LostStop) {
             woken.wake();
         }
@@ -128,17 +134,24 @@ pub struct Stop {
 
 struct StopShared {
     latch: Latch,
+    /// Set when what is left is cut off.
+    aborted: Latch,
     drain_until: OnceLock<Deadline>,
 }
 
 impl Stop {
     pub(crate) fn new() -> Self {
-        Stop { shared: Arc::new(StopShared { latch: Latch::new(), drain_until: OnceLock::new() }) }
+        let (latch, aborted) = (Latch::new(), Latch::new());
+        Stop { shared: Arc::new(StopShared { latch, aborted, drain_until: OnceLock::new() }) }
     }
 
     pub(crate) fn request(&self, drain_until: Deadline) {
         let _ = self.shared.drain_until.set(drain_until);
         self.shared.latch.set();
+    }
+
+    pub(crate) fn abort(&self) {
+        self.shared.aborted.set();
     }
 
     /// Resolves when the task should stop. Dropping the future loses nothing; ask again as often as you like.
@@ -161,7 +174,19 @@ impl Stop {
     /// Runs `hook` the moment the stop is requested, inside the requesting call, or at once if that has happened.
     /// For closing an intake before anything else; the hook must not block. Dropping the guard forgets the hook.
     pub fn on_request(&self, hook: impl FnOnce() + Send + 'static) -> StopHook {
-        StopHook { stop: self.clone(), id: self.shared.latch.on_set(hook) }
+        StopHook { stop: self.clone(), request: self.shared.latch.on_set(hook), abort: None }
+    }
+
+    /// [`on_request`](Stop::on_request), and runs `cut` the moment what is left is cut off.
+    pub(crate) fn on_request_and_abort(
+        &self,
+        hook: impl FnOnce() + Send + 'static,
+        cut: impl FnOnce() + Send + 'static,
+    ) -> StopHook {
+        let abort = self.shared.aborted.on_set(cut);
+        let mut hook = self.on_request(hook);
+        hook.abort = abort;
+        hook
     }
 }
 
@@ -170,13 +195,17 @@ impl Stop {
 #[must_use = "dropping it forgets the hook"]
 pub struct StopHook {
     stop: Stop,
-    id: Option<u64>,
+    request: Option<u64>,
+    abort: Option<u64>,
 }
 
 impl Drop for StopHook {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
+        if let Some(id) = self.request {
             self.stop.shared.latch.forget(id);
+        }
+        if let Some(id) = self.abort {
+            self.stop.shared.aborted.forget(id);
         }
     }
 }

@@ -103,7 +103,10 @@ impl<T> Watch<T> {
         if self.shared.version.load(Ordering::Acquire) != self.seen {
             let state = lock(&self.shared.state);
             self.seen = self.shared.version.load(Ordering::Acquire);
-            self.value = Arc::clone(&state.value);
+            let old = std::mem::replace(&mut self.value, Arc::clone(&state.value));
+            // Perhaps the last of its kind, and then foreign code runs.
+            drop(state);
+            drop(old);
         }
         &self.value
     }

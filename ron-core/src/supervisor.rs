@@ -19,8 +19,8 @@ use std::{
 use tokio::runtime::Handle;
 
 use self::group::{Group, Shared};
-pub(crate) use self::task::catch_panic;
 pub use self::task::{Restart, Task, TaskEnd, TaskOutput};
+pub(crate) use self::task::{catch, catch_panic, drop_catching};
 use crate::{CallError, Deadline, Metrics, Phase, Ready, Stop, Stopped, TaskSpec, permits::Permits};
 
 /// A failure that restarting did not mend. The supervisor is unready from then on; the host decides what follows.
@@ -159,8 +159,11 @@ impl Supervisor {
         let mut children = parent.children.lock().unwrap_or_else(PoisonError::into_inner);
         children.retain(|child| child.strong_count() > 0);
         children.push(Arc::downgrade(&child));
-        // Under the lock that the shutdown takes to list the children: listed, or late and stopped here.
-        let late = parent.phase() > Phase::Draining;
+        // Under the lock that the shutdown and the hurry take to list the children: listed, or late and told here.
+        let late = parent.phase() > Phase::Aborting;
+        if parent.hurry.is_set() {
+            child.hurry.set();
+        }
         drop(children);
         if late {
             child.never_run();
@@ -245,7 +248,7 @@ impl Supervisor {
     /// [`shutdown`](Supervisor::shutdown) with a limit on the whole: at `deadline`, everything that still drains,
     /// children included, is cut off.
     pub async fn shutdown_by(&self, deadline: Deadline) -> Stopped {
-        self.group().begin_shutdown();
+        self.group().begin_shutdown_by(Some(deadline));
         if tokio::time::timeout_at(deadline.instant(), self.group().stopped.wait()).await.is_err() {
             self.abort();
         }

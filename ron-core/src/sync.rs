@@ -13,8 +13,8 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks, and looks past poison.
 ///
-/// Every critical section here leaves the state whole before it runs foreign code (a `Clone`, a `Drop`), so a
-/// panic in that code must not take the queue down with it.
+/// Every critical section here leaves the state whole before it runs foreign code (a feed's clone of an event, the
+/// closure of a snapshot's update), so a panic in that code must not take the primitive down with it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match try_for_a_while(mutex) {
         Some(guard) => guard,

@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use super::{
     Entry, JournalError, Position, Reader, Record, Recovered, Segments, Settings,
-    format::{BodySum, body_sum},
+    format::{BodySum, RECORD_BYTES_MAX, body_sum, record_bytes},
 };
 use crate::{
     Affects, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor, TaskSpec,
@@ -110,9 +110,12 @@ impl Append {
 }
 
 impl Request {
-    fn payload_bytes(&self) -> usize {
+    /// What it takes in the segment; even an empty record has a header.
+    fn bytes(&self) -> usize {
         match self {
-            Request::Append(append) => append.drafts().iter().map(|draft| draft.payload.len()).sum(),
+            Request::Append(append) => {
+                append.drafts().iter().map(|draft| record_bytes(draft.payload.len())).sum()
+            }
             Request::RemoveBefore { .. } => 0,
         }
     }
@@ -134,7 +137,7 @@ impl Journal {
         settings: Settings,
     ) -> Result<(Journal, Recovered), JournalError> {
         let budget = MemoryBudget::new("journal_pending_bytes", settings.pending_bytes_max);
-        let record_bytes_max = u64::from(settings.record_bytes_max);
+        let record_bytes_max = u64::from(settings.record_bytes_max.min(RECORD_BYTES_MAX));
         let (name, room) = (settings.name, u64::from(settings.chunk_bytes));
         let health = Arc::new(Health { disk: Arc::clone(&disk), name, room, trouble: Mutex::new(None) });
         let dir = dir.to_path_buf();
@@ -143,8 +146,7 @@ impl Journal {
             supervisor.blocking("journal_open", Deadline::after(OPENING), open).await??;
 
         let reader = segments.reader();
-        let (lane, inbox) =
-            Lane::open_weighed(COMMITS, supervisor.metrics(), &budget, Request::payload_bytes);
+        let (lane, inbox) = Lane::open_weighed(COMMITS, supervisor.metrics(), &budget, Request::bytes);
         lane.close_on(&supervisor.stop());
         let asked = Arc::clone(&health);
         let gate = supervisor.ready().probe(name, Affects::Writes, move || asked.reason());
@@ -323,13 +325,17 @@ impl Writer {
             let mut bytes = 0;
             let mut next = Some(first);
             while let Some(request) = next.take() {
-                bytes += request.payload_bytes();
+                bytes += request.bytes();
                 match request {
                     Request::Append(append) => batch.push(append),
                     // In its place in the order: what was asked for before it is committed before it.
                     Request::RemoveBefore { segment, reply } => {
                         self.commit(&mut batch);
-                        reply.send(self.segments.remove_before(segment));
+                        let removed = self.segments.remove_before(segment);
+                        if self.segments.is_poisoned() {
+                            self.health.note(removed.as_ref().map(drop));
+                        }
+                        reply.send(removed);
                     }
                 }
                 if batch.len() < BATCH_MAX && bytes < BATCH_BYTES {
@@ -359,7 +365,7 @@ impl Writer {
                 }
             }
             // Together they do not fit; some of them alone may.
-            Err(JournalError::NoSpace) if batch.len() > 1 => {
+            Err(JournalError::NoSpace | JournalError::TooLarge { .. }) if batch.len() > 1 => {
                 for append in batch.drain(..) {
                     let result = self.write(slice::from_ref(&append));
                     append.answer(result.as_deref());

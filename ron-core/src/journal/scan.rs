@@ -160,7 +160,12 @@ impl Reader {
         if offset < FIRST || offset >= end || offset as usize % ALIGN != 0 {
             return Err(no_record);
         }
-        let mut window = Window::new(self.shared.file(sequence)?, end, READ_STEP);
+        let file = match self.shared.file(sequence) {
+            // Its owner removed it between the two questions.
+            Err(DiskError::NotFound { .. }) if self.shared.get(sequence).is_none() => return Err(no_record),
+            file => file?,
+        };
+        let mut window = Window::new(file, end, READ_STEP);
         let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
             return Err(no_record);
         };

@@ -199,12 +199,16 @@ impl Segments {
         let limit = segment.min(self.active.segment.sequence);
         let mut removed = 0;
         while let Some(first) = self.shared.first().filter(|first| first.sequence < limit) {
+            // Forgotten first: a reader that comes now is told that it is gone, and does not find it missing.
+            self.shared.forget(first.sequence);
             match self.shared.disk.remove(&self.shared.path(first.sequence)) {
                 // A segment that was found missing has nothing to remove.
                 Ok(()) | Err(DiskError::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.shared.insert(first);
+                    return Err(error.into());
+                }
             }
-            self.shared.forget(first.sequence);
             self.shared.disk.sync_dir(&self.shared.dir).map_err(|error| self.poison(error))?;
             removed += 1;
         }

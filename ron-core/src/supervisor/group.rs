@@ -2,7 +2,6 @@
 
 use std::{
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU8, Ordering},
@@ -20,7 +19,7 @@ use tracing::Instrument as _;
 
 use super::{
     Fatal,
-    task::{Ending, Failure, Member, Restarts, Task, TaskOutput, outcome, panic_message},
+    task::{Ending, Failure, Member, Restarts, Task, TaskOutput, catch, outcome},
 };
 use crate::{
     Affects, CallError, Counter, Deadline, Metrics, Phase, Ready, ReadyGate, Stop, Stopped, Tally, TaskSpec,
@@ -184,10 +183,11 @@ impl Group {
         let ending = Ending::new();
         if let Some(member) = Member::enter(self, spec, &ending) {
             let stop = self.stop.clone();
+            #[allow(clippy::disallowed_methods, reason = "this is the one place")]
             thread::Builder::new().name(spec.name.to_owned()).spawn(move || {
-                let failure = match catch_unwind(AssertUnwindSafe(|| body(stop))) {
-                    Ok(output) => output.failure().map(Failure::Error),
-                    Err(panic) => Some(Failure::Panic(panic_message(&*panic))),
+                let failure = match catch(|| body(stop).failure()) {
+                    Ok(failure) => failure.map(Failure::Error),
+                    Err(panic) => Some(Failure::Panic(panic)),
                 };
                 member.finished(failure);
             })?;
@@ -211,12 +211,12 @@ impl Group {
         let member = Member::enter(self, spec, &ending).ok_or(CallError::Canceled)?;
         let run = move || {
             let _place = place;
-            let output = catch_unwind(AssertUnwindSafe(call));
-            if let Err(panic) = &output {
-                member.note(&Failure::Panic(panic_message(&**panic)));
-            }
+            let output = catch(call).map_err(|panic| {
+                member.note(&Failure::Panic(panic));
+                CallError::Panicked { op }
+            });
             member.returned();
-            output.map_err(|_| CallError::Panicked { op })
+            output
         };
         if self.shared.inline {
             return run();
@@ -247,8 +247,13 @@ impl Group {
     /// The life of a child that came after its parent had stopped: none.
     pub(super) fn never_run(&self) {
         self.roll.close();
-        self.gate.close("stopped");
         self.stop.request(Deadline::after(Duration::ZERO));
+        self.end();
+    }
+
+    /// Nothing runs any more, and whoever waits for that is told.
+    fn end(&self) {
+        self.gate.close("stopped");
         self.enter_phase(Phase::Stopped);
         let _ = self.report.set(Stopped::default());
         self.stopped.set();
@@ -256,6 +261,11 @@ impl Group {
 
     /// Starts the shutdown, once. It runs as a task of its own, so that it ends even if nobody waits for it.
     pub(super) fn begin_shutdown(self: &Arc<Self>) {
+        self.begin_shutdown_by(None);
+    }
+
+    /// [`begin_shutdown`](Group::begin_shutdown) with a limit on the drain of this group and of everything below.
+    pub(super) fn begin_shutdown_by(self: &Arc<Self>, limit: Option<Deadline>) {
         let first =
             self.phase.compare_exchange(0, Phase::Draining as u8, Ordering::AcqRel, Ordering::Acquire);
         if first.is_err() {
@@ -265,24 +275,26 @@ impl Group {
         // Readiness first: whoever balances load must hear of it before the first refusal.
         self.gate.close("draining");
         // And the request itself before this call returns, so that no intake takes anything in afterwards.
-        let (began, until) = (crate::now(), Deadline::after(self.drain));
+        let began = crate::now();
+        let until = Deadline::after(self.drain);
+        let until = limit.map_or(until, |limit| limit.min(until));
         self.roll.begin_emptying();
         self.stop.request(until);
-        let group = Arc::clone(self);
+        // Made here and not inside: a runtime that is gone drops what it is given, and that is an end too.
+        let end = ShutdownEnd(Arc::clone(self));
         #[allow(clippy::disallowed_methods, reason = "the shutdown outlives the roll it waits for")]
         self.shared.runtime.spawn(async move {
+            let group = &end.0;
             let mut report = group.drain_own(until).await;
             while let Some(child) = group.youngest_child() {
-                child.begin_shutdown();
+                child.begin_shutdown_by(limit);
                 child.stopped.wait().await;
                 let theirs = child.report.get().copied().unwrap_or_default();
                 report.drained += theirs.drained;
                 report.aborted += theirs.aborted;
             }
             report.elapsed = crate::now().saturating_duration_since(began);
-            group.gate.close("stopped");
             let _ = group.report.set(report);
-            group.stopped.set();
         });
     }
 
@@ -311,6 +323,7 @@ impl Group {
         if !in_time {
             self.enter_phase(Phase::Aborting);
             let (stragglers, handles) = self.roll.close();
+            self.stop.abort();
             handles.iter().for_each(AbortHandle::abort);
             let _ = tokio::time::timeout(ABORT_GRACE, self.roll.empty()).await;
             aborted = stragglers;
@@ -324,5 +337,14 @@ impl Group {
         self.hurry.set();
         let children = self.children.lock().unwrap_or_else(PoisonError::into_inner).clone();
         children.iter().filter_map(Weak::upgrade).for_each(|child| child.hurry());
+    }
+}
+
+/// Says that the shutdown is over, however it ends.
+struct ShutdownEnd(Arc<Group>);
+
+impl Drop for ShutdownEnd {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }

@@ -7,7 +7,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, OnceLock},
     task::Poll,
     time::Duration,
@@ -137,7 +137,7 @@ impl Task {
         self.ending.end.get().copied()
     }
 
-    /// Cuts the task off at its next `.await`. A thread cannot be cut off.
+    /// Cuts the task off where it next waits. A thread cannot be cut off.
     pub fn abort(&self) {
         if let Some(abort) = self.ending.abort.get() {
             abort.abort();
@@ -235,7 +235,7 @@ impl Drop for Member {
             TaskEnd::Completed | TaskEnd::Failed | TaskEnd::Refused => {}
         }
         self.ending.write(end);
-        self.group.roll.leave(self.id, end != TaskEnd::Aborted);
+        self.group.roll.leave(self.id, end == TaskEnd::Drained);
     }
 }
 
@@ -293,21 +293,38 @@ impl Restarts {
 
 /// Runs a task once and tells how it failed, if it did.
 pub(super) async fn outcome<O: TaskOutput>(work: impl Future<Output = O>) -> Option<Failure> {
-    match catch_panic(work).await {
-        Ok(output) => output.failure().map(Failure::Error),
-        Err(panic) => Some(Failure::Panic(panic)),
+    let mut work = pin!(Some(work));
+    let run = catch_panic(work.as_mut()).await;
+    let dropped = drop_catching(work);
+    // Foreign code too: an error's words.
+    let run = run.and_then(|output| catch(|| output.failure()));
+    match (run, dropped) {
+        (Err(panic), _) | (Ok(None), Err(panic)) => Some(Failure::Panic(panic)),
+        (Ok(failure), _) => failure.map(Failure::Error),
     }
 }
 
-/// Runs `work` and turns a panic into its message.
-pub(crate) async fn catch_panic<F: Future>(work: F) -> Result<F::Output, String> {
-    let mut work = pin!(work);
-    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))) {
-        Ok(Poll::Pending) => Poll::Pending,
-        Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
-        Err(panic) => Poll::Ready(Err(panic_message(&*panic))),
+/// Polls `work` to its end and turns a panic into its message. The slot must be full.
+pub(crate) async fn catch_panic<F: Future>(mut work: Pin<&mut Option<F>>) -> Result<F::Output, String> {
+    poll_fn(|cx| {
+        let work = work.as_mut().as_pin_mut().expect("nobody empties the slot before the end");
+        match catch(|| work.poll(cx)) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
     })
     .await
+}
+
+/// Drops what is in the slot and turns a panic of its `Drop` into the message.
+pub(crate) fn drop_catching<F>(mut slot: Pin<&mut Option<F>>) -> Result<(), String> {
+    catch(|| slot.set(None))
+}
+
+/// Runs foreign code and turns a panic into its message.
+pub(crate) fn catch<R>(code: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| panic_message(&*panic))
 }
 
 pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {

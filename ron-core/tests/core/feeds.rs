@@ -78,47 +78,6 @@ fn a_feed_is_not_a_lane() {
     let _ = ron_core::Lane::<u8>::open(EVENTS, &Metrics::default());
 }
 
-/// Counts how often it is said aloud that somebody is slow.
-#[tokio::test(start_paused = true)]
-async fn the_warning_comes_at_most_every_five_seconds() {
-    use std::{
-        io::Write,
-        sync::{Arc, Mutex},
-    };
-
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().without_time().with_ansi(false).with_writer(move || writer.clone());
-    let _installed = tracing::subscriber::set_default(subscriber.finish());
-    let feed = Feed::open(EVENTS, &Metrics::default());
-    let mut slow = feed.subscribe();
-    for _ in 0..20 {
-        for event in 0..6 {
-            feed.publish(event);
-        }
-        assert_eq!(slow.try_recv(), Some(Event::Missed(2)));
-        while slow.try_recv().is_some() {}
-        tokio::time::advance(std::time::Duration::from_millis(500)).await;
-    }
-    let said = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert_eq!(said.lines().filter(|line| line.contains("too slow")).count(), 2, "{said}");
-}
-
 proptest! {
     /// Against a list per subscriber: order is kept, every event is read or counted as missed, none twice, and a
     /// subscriber that leaves takes nothing from the others.

@@ -156,7 +156,7 @@ async fn a_failed_sync_poisons_until_reopened() {
 async fn refusals_are_typed_and_counted() {
     let (registry, metrics) = registered();
     let host = Supervisor::builder("sim").inline_blocking(true).metrics(metrics).start();
-    let settings = Settings { record_bytes_max: 10, pending_bytes_max: 20, ..Settings::default() };
+    let settings = Settings { record_bytes_max: 10, pending_bytes_max: 100, ..Settings::default() };
     let (journal, _) =
         Journal::open(&host, Arc::new(SimDisk::new()), Path::new("log"), settings).await.unwrap();
     let too_large = journal.append(1, Bytes::from(vec![0; 11]), later()).await;

@@ -8,6 +8,7 @@ mod feeds;
 mod journals;
 mod lanes;
 mod pools;
+mod regressions;
 mod supervisors;
 
 use std::time::Duration;
