@@ -236,6 +236,45 @@ async fn the_pause_in_a_refusal_follows_the_rate_of_draining() {
 /// A push that has not been admitted yet.
 type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), CallError>>>>;
 
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_gives_up_lets_the_next_one_in() {
+    let (lane, inbox) = lane::<Option<Reply<()>>>(LaneSpec::new("test", "work", 1));
+    let mut call = Box::pin(lane.call("ask", soon(), Some));
+    assert!(futures_poll(&mut call).is_none());
+    let mut push = Box::pin(lane.push(None, soon()));
+    assert!(futures_poll(&mut push).is_none(), "the lane is full");
+    drop(call);
+    assert_eq!(futures_poll(&mut push), Some(Ok(())), "the place went to the one who waited");
+    assert_eq!(inbox.depth(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_for_much_and_gives_up_does_not_hold_back_one_that_waits_for_little() {
+    let budget = MemoryBudget::new("memory", 10);
+    let (lane, _inbox) = Lane::<usize>::open_weighed(WORK, &Metrics::default(), &budget, |bytes| *bytes);
+    lane.try_push(5).unwrap();
+    let (mut much, mut little) = (Box::pin(lane.push(9, soon())), Box::pin(lane.push(1, soon())));
+    assert!(futures_poll(&mut much).is_none());
+    assert!(futures_poll(&mut little).is_none(), "in order of arrival");
+    drop(much);
+    assert_eq!(little.await, Ok(()));
+    assert_eq!(budget.used(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_with_a_full_lane_lets_others_run() {
+    let supervisor = Supervisor::new("test");
+    let (lane, inbox) = lane(LaneSpec::new("test", "work", 1000));
+    while lane.try_push(()).is_ok() {}
+    drop(lane);
+    let left = inbox.clone();
+    supervisor.spawn(TASK, |_| async move { while inbox.recv().await.is_some() {} });
+    let seen = supervisor.spawn(TASK, |_| async move {
+        assert!(left.depth() > 0, "it ran only after everything was taken");
+    });
+    assert_eq!(seen.ended().await, ron_core::TaskEnd::Completed);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Push(u8),

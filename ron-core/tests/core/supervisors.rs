@@ -106,6 +106,27 @@ async fn the_budget_is_per_window_so_rare_failures_go_on_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_task_that_ran_for_long_is_restarted_as_quickly_as_the_first_time() {
+    let supervisor = Supervisor::builder("test").seed(2).start();
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&starts);
+    supervisor.spawn_restarting(PATIENT, move |_| {
+        let mut starts = log.lock().unwrap();
+        starts.push(now());
+        // Ten quick failures, a good hour, and a failure again.
+        let runs_for = seconds(if starts.len() == 11 { 3600 } else { 0 });
+        async move {
+            tokio::time::sleep(runs_for).await;
+            Err::<(), _>(NoRoute)
+        }
+    });
+    tokio::time::sleep(seconds(7200)).await;
+    let starts = starts.lock().unwrap();
+    let pause = starts[11] - starts[10] - seconds(3600);
+    assert!(pause <= Duration::from_millis(201), "{pause:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_patient_policy_never_gives_up_and_never_waits_longer_than_a_minute() {
     let supervisor = Supervisor::builder("test").seed(1).start();
     let starts = Arc::new(Mutex::new(Vec::new()));
