@@ -389,6 +389,8 @@ impl Exchange {
         }
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             *response.body_mut() = Body::from(problem.with_corr(scope.corr).to_json());
+            // The router wrote the length of the body without the correlation.
+            response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         response.headers_mut().insert(CorrId::HEADER, scope.corr.to_header());
         if self.last || cut.is_some() {

@@ -59,7 +59,6 @@ impl VersionInfo {
 /// `/healthz` is 200 as long as anything answers at all. `/readyz` is 200 while reads are served and 503 otherwise;
 /// `/readyz?writes` asks the same of writes. With `?verbose` it lists every gate with its reason and since when.
 /// `/metrics` is the registry in the OpenMetrics text format, `/version` is JSON.
-#[must_use]
 pub fn ops_router(ready: Ready, registry: Arc<Registry>, version: VersionInfo) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok\n"))

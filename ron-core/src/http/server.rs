@@ -21,12 +21,15 @@ use super::{
     seats::{SeatLimits, Seats},
 };
 use crate::{
-    Backoff, BackoffPolicy, ConfigError, Counter, ErrorKind, Metrics, Refusal, Spawner, Stop, Stopped,
-    Supervisor, TaskSpec,
+    Backoff, BackoffPolicy, CallError, ConfigError, Counter, Deadline, ErrorKind, Metrics, Phase, Refusal,
+    Spawner, Stop, Stopped, Supervisor, TaskSpec,
 };
 
 pub(super) const ACCEPT: TaskSpec = TaskSpec::new("ron-core", "http_accept")
     .what("takes connections from one listener and finds them a seat");
+
+/// What opening the listeners may take. Locally it is a millisecond.
+const START_MAX: Duration = Duration::from_secs(10);
 
 /// How a server treats its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +145,13 @@ pub enum HttpError {
     /// The settings do not fit together.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The supervisor has stopped.
+    /// The file system did not answer in time. Nothing is listened on.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was waited for.
+        op: &'static str,
+    },
+    /// The supervisor is stopping.
     #[error("shutting down")]
     Canceled,
 }
@@ -151,6 +160,7 @@ impl Refusal for HttpError {
     fn kind(&self) -> ErrorKind {
         match self {
             HttpError::Canceled => ErrorKind::Canceled,
+            HttpError::Timeout { .. } => ErrorKind::Timeout,
             _ => ErrorKind::Caller,
         }
     }
@@ -237,17 +247,23 @@ impl Builder {
     /// [`HttpError`].
     pub async fn start(self, supervisor: &Supervisor) -> Result<Server, HttpError> {
         self.settings.check()?;
+        if supervisor.phase() != Phase::Running {
+            return Err(HttpError::Canceled);
+        }
         if self.listen.is_empty() {
             return Err(HttpError::Nowhere);
         }
-        // Sockets register with the runtime they are made on, so they are made here; it is a few system calls.
-        let listeners = self.listen.iter().map(Listener::open).collect::<Result<Vec<_>, _>>()?;
+        let (op, listen) = ("http listen", self.listen);
+        let open = move || listen.iter().map(Listener::open).collect::<Result<Vec<_>, _>>();
+        // Off the runtime, because a Unix socket asks a file system that may be slow.
+        let opened = supervisor.blocking(op, Deadline::after(START_MAX), open).await;
+        let listeners = opened.map_err(|error| match error {
+            CallError::Timeout { op } => HttpError::Timeout { op },
+            _ => HttpError::Canceled,
+        })??;
         let local: Vec<Listen> = listeners.iter().filter_map(|listener| listener.local().ok()).collect();
 
         let group = supervisor.child("http", self.settings.drain, self.metrics.clone());
-        if group.stop().is_requested() {
-            return Err(HttpError::Canceled);
-        }
         let seats = Seats::new(
             SeatLimits {
                 total: self.settings.connections_max,
@@ -276,7 +292,6 @@ impl Builder {
             };
             group.spawn(ACCEPT, |stop| acceptor.run(stop));
         }
-        tokio::task::yield_now().await; // the acceptors are polled before the first client is told where to go
         Ok(Server { inner: Arc::new(Inner { group, local, seats }) })
     }
 }
