@@ -29,7 +29,7 @@
 //! | not losing what was acknowledged | [`journal::Journal`], [`disk::Disk`] |
 //! | naming content and nodes | [`ContentId`], [`NodeId`] |
 //! | deciding who may | [`auth::Authorizer`], [`auth::TokenFile`] |
-//! | serving HTTP | [`http::Server`](crate#features), with the feature `http` |
+//! | serving HTTP | [`http::Server`], with the feature `http` |
 //!
 //! # What it refuses to do
 //!
@@ -45,7 +45,7 @@
 //!
 //! # Features
 //!
-//! None is on by default. `http` adds the module `http`: serving an axum router that slow or hostile clients cannot
+//! None is on by default. `http` adds [`http`], serving an axum router that slow or hostile clients cannot
 //! hurt. `sim` adds [`sim`], the disk that loses what was not synced, for testing your own crash
 //! safety. `planted-bugs` is for this crate's own tests.
 

@@ -135,7 +135,11 @@ mod tests {
         assert_eq!(check(&[(1_000, 1_024); 100]), None, "just fast enough");
         assert_eq!(check(&[(1_000, 1_000); 100]), Some(4), "just too slow");
         assert_eq!(check(&[(0, 1); 100]), None, "small pieces that are there at once");
-        assert_eq!(check(&[(100, 1 << 20), (4_000, 1), (4_000, 1), (4_000, 1)]), Some(3), "credit ends");
+        assert_eq!(
+            check(&[(100, 1 << 20), (4_000, 1), (4_000, 1), (4_000, 1), (4_000, 1)]),
+            Some(4),
+            "credit ends"
+        );
     }
 
     #[test]

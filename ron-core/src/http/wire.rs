@@ -10,7 +10,7 @@ use std::{
     future::Future as _,
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -24,7 +24,7 @@ use super::{
     head::{Fault, HeadLimits, HeadScan},
     pace::{PaceLimit, Paced},
 };
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// What a connection is carried by: TCP, a Unix socket, or what [`Wrap`](super::Wrap) made of them.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
