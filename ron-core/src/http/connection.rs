@@ -35,9 +35,7 @@ use super::{
     seats::Seat,
     wire::{BodyLength, GaveUp, Wire, WireControl, WireLimits},
 };
-use crate::{
-    Counter, Deadline, Metrics, Spawner, Stop, Tally, TaskSpec, deadline::poll_once, supervisor::catch_panic,
-};
+use crate::{Counter, Deadline, Metrics, Spawner, Stop, Tally, TaskSpec, supervisor::catch_panic};
 
 pub(super) const CONNECTION: TaskSpec =
     TaskSpec::new("ron-core", "http_connection").what("serves the requests of one connection");
@@ -53,7 +51,7 @@ const LINGER: Duration = Duration::from_millis(500);
 /// What all connections of a server share.
 pub(super) struct Shared {
     work: Router,
-    ops: Router,
+    ops: Option<Router>,
     settings: Settings,
     pub(super) proxies: TrustedProxies,
     wrap: Option<Arc<dyn Wrap>>,
@@ -70,7 +68,7 @@ impl Shared {
     #[allow(clippy::too_many_arguments, reason = "called once, by the builder that holds them all")]
     pub(super) fn new(
         work: Router,
-        ops: Router,
+        ops: Option<Router>,
         settings: Settings,
         proxies: TrustedProxies,
         wrap: Option<Arc<dyn Wrap>>,
@@ -80,7 +78,7 @@ impl Shared {
     ) -> Self {
         Shared {
             work: work.layer(NoteRoute),
-            ops: ops.layer(NoteRoute),
+            ops: ops.map(|ops| ops.layer(NoteRoute)),
             settings,
             proxies,
             wrap,
@@ -315,8 +313,8 @@ impl Exchange {
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Problem::malformed("a request has one host"));
         }
-        if ops::is_ops(request.uri().path()) {
-            Ok(&self.shared.ops)
+        if let Some(ops) = self.shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
+            Ok(ops)
         } else if self.shared.stop.is_requested() {
             Err(Problem::draining())
         } else if self.lobby {
@@ -349,11 +347,10 @@ impl Exchange {
         DefaultBodyLimit::disable().apply(&mut request);
 
         let mut work = pin!(catch_panic(async move { router.call(request).await }));
-        // The first look runs the route's guard, which may keep time itself.
-        let answered = match poll_once(work.as_mut()).await {
-            Some(answered) => Ok(answered),
-            None if scope.has_own_deadline() => Ok(work.await),
-            None => deadline.limit("request", work).await,
+        let answered = match deadline.limit("request", work.as_mut()).await {
+            // The guard of the route keeps time itself.
+            Err(_) if scope.has_own_deadline() => Ok(work.await),
+            answered => answered,
         };
         match answered {
             Ok(Ok(Ok(response))) => response,

@@ -85,7 +85,9 @@ impl Seats {
         let (id, kick) = (state.arrivals, Arc::new(Latch::new()));
         state.lobby.push_back((id, Arc::clone(&kick)));
         drop(state);
-        self.crowded.add(1);
+        if work {
+            self.crowded.add(1);
+        }
         if let Some((_, kick)) = crowded_out {
             kick.set();
         }

@@ -188,7 +188,7 @@ impl<F: Fn(Box<dyn Stream>) -> WrapFuture + Send + Sync + 'static> Wrap for F {
 #[must_use = "nothing is served before `start`"]
 pub struct Builder {
     router: Router,
-    ops: Router,
+    ops: Option<Router>,
     listen: Vec<Listen>,
     settings: Settings,
     proxies: TrustedProxies,
@@ -204,9 +204,9 @@ impl Builder {
         self
     }
 
-    /// The health routes, see [`ops_router`](super::ops_router). Default: none.
+    /// The health routes, see [`ops_router`](super::ops_router). Default: none, and their paths are the router's own.
     pub fn ops(mut self, router: Router) -> Self {
-        self.ops = router;
+        self.ops = Some(router);
         self
     }
 
@@ -288,7 +288,7 @@ impl Builder {
                 seats: Arc::clone(&seats),
                 shared: Arc::clone(&shared),
                 spawner: group.spawner(),
-                refused: self.metrics.tally(Counter::IoTimeouts, "http_accept"),
+                refused: self.metrics.tally(Counter::BusyRejections, ACCEPT.name),
             };
             group.spawn(ACCEPT, |stop| acceptor.run(stop));
         }
@@ -322,7 +322,7 @@ impl Server {
     pub fn builder(router: Router) -> Builder {
         Builder {
             router,
-            ops: Router::new(),
+            ops: None,
             listen: Vec::new(),
             settings: Settings::default(),
             proxies: TrustedProxies::default(),

@@ -125,10 +125,13 @@ impl WireControl {
     pub(super) fn hurry(&self, patience: Duration) -> bool {
         let mut state = lock(&self.state);
         state.head_until = state.head_until.map(|until| until.min(crate::now() + patience));
-        if let Some(reader) = state.reader.take() {
+        let begun = state.serving || !matches!(&state.owes, Owes::Head(scan) if !scan.has_begun());
+        let reader = state.reader.take();
+        drop(state);
+        if let Some(reader) = reader {
             reader.wake();
         }
-        state.serving || !matches!(&state.owes, Owes::Head(scan) if !scan.has_begun())
+        begun
     }
 
     pub(super) fn gave_up(&self) -> Option<GaveUp> {

@@ -1,6 +1,6 @@
 //! What every route gets: problems, correlation, deadlines, places, panics that stay small, metrics, health.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -8,11 +8,12 @@ use axum::{
     routing::{get, post},
 };
 use ron_core::{
-    Affects, CallError, Deadline, Metrics,
-    http::{CorrId, Guard, Problem, require},
+    Affects, CallError, Deadline, Metrics, Supervisor,
+    http::{CorrId, Guard, Problem, Server, require},
 };
+use tokio::net::TcpStream;
 
-use super::{Host, SHORT, short};
+use super::{Client, Host, SHORT, short};
 
 fn router() -> Router {
     Router::new()
@@ -25,6 +26,7 @@ fn router() -> Router {
         .route("/corr", get(async |Extension(corr): Extension<CorrId>| corr.to_string()))
         .route("/budget", get(budget).layer(Guard::new("budget").deadline(Duration::from_secs(7))))
         .route("/default-budget", get(budget))
+        .route("/longer", get(slow).layer(Guard::new("longer").deadline(Duration::from_secs(7))))
         .route("/late", get(never).layer(Guard::new("late").deadline(SHORT)))
         .route("/default-late", get(never))
         .route("/streamed", post(slow).layer(Guard::new("streamed").streaming()))
@@ -92,6 +94,7 @@ async fn deadlines_are_kept_and_handed_down() {
         assert!(began.elapsed() < SHORT * 3, "{:?}", began.elapsed());
     }
     assert_eq!(host.series("io_timeouts_total{op=\"http_request\"}"), 1);
+    assert_eq!(host.get("/longer").await.text(), "slow", "the route's own deadline, not the server's");
     let streamed = "POST /streamed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
     assert_eq!(host.ask(streamed).await.text(), "slow", "streams keep their own time");
 }
@@ -216,4 +219,34 @@ async fn a_whole_router_can_be_behind_one_action() {
     assert_eq!(ask("/open", "abc").await.text(), "somebody");
     ask("/open", "abcd").await.is_problem(413, "body_too_large");
     ask("/shut", "abc").await.is_problem(403, "forbidden");
+}
+
+/// What a server declares is what a running one registers.
+#[tokio::test]
+async fn the_inventory_is_what_runs() {
+    let metrics = Metrics::default();
+    let supervisor = Supervisor::new("host");
+    let server = Server::builder(router())
+        .listen(SocketAddr::from(([127, 0, 0, 1], 0)))
+        .metrics(metrics.clone())
+        .start(&supervisor)
+        .await
+        .unwrap();
+    let mut client = Client::new(TcpStream::connect(server.local_addrs()[0]).await.unwrap());
+    client.send("GET /ok/1 HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
+    assert_eq!(metrics.inventory(), ron_core::http::inventory());
+    supervisor.shutdown().await;
+}
+
+/// Without health routes of the server, their paths are free for the router.
+#[tokio::test]
+async fn a_host_may_answer_for_its_own_health() {
+    let supervisor = Supervisor::new("host");
+    let own = Router::new().route("/healthz", get(async || "own"));
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Server::builder(own).listen(address).start(&supervisor).await.unwrap();
+    let mut client = Client::new(TcpStream::connect(server.local_addrs()[0]).await.unwrap());
+    client.send("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(client.answer().await.text(), "own");
 }
