@@ -2,9 +2,12 @@
 //!
 //! `RON_BLESS=1 cargo test -p examples --test concurrency` writes the file anew.
 
-use std::{path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use ron_core::{Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor, disk::RealDisk, journal};
+use ron_core::{
+    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor, disk::RealDisk, http::Server, journal,
+};
+use tokio::net::TcpStream;
 
 const INTRODUCTION: &str = "\
 # Concurrency
@@ -24,7 +27,7 @@ clone of an event in a feed, the closure of a snapshot's update, and clones of w
 ";
 
 fn declared() -> Inventory {
-    ron_core::inventory()
+    ron_core::inventory().with(ron_core::http::inventory())
 }
 
 #[test]
@@ -51,8 +54,15 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let journal = journal::Journal::open(&host, disk, Path::new("log"), journal::Settings::default()).await;
     let limits = GateLimits { per_second: 1, burst: 1, in_flight: 1, bytes_per_second: 1, bytes_burst: 1 };
     let gate = Gate::new("gate", GateSettings::new(limits, limits), &metrics);
+    let server = Server::builder(axum::Router::new()).listen(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let server = server.metrics(metrics.clone()).start(&host).await.expect("a free port of the loopback");
+    // Its connections are a kind of task too.
+    let client = TcpStream::connect(server.local_addrs()[0]).await.expect("it listens");
+    while server.connections() == 0 {
+        tokio::task::yield_now().await;
+    }
 
     assert_eq!(metrics.inventory(), declared());
-    drop((journal.expect("opens"), gate.expect("valid")));
+    drop((client, journal.expect("opens"), gate.expect("valid")));
     host.shutdown().await;
 }

@@ -11,7 +11,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{CallError, ConfigError, Ratio};
+use crate::{CallError, ConfigError, ErrorKind, Ratio, Refusal};
 
 /// The window moves in steps of a tenth: fine enough that old failures fade rather than drop off a cliff, and the
 /// whole memory is 160 bytes.
@@ -115,6 +115,17 @@ impl BreakerOpen {
     #[must_use]
     pub fn busy(self, what: &'static str) -> CallError {
         CallError::Busy { what, retry_after: self.retry_after }
+    }
+}
+
+impl Refusal for BreakerOpen {
+    /// Not the caller's load but the other side's state: it passes without the caller doing anything.
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::NotReady
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        Some(self.retry_after)
     }
 }
 

@@ -28,6 +28,8 @@
 //! | short critical sections | [`Lock`] |
 //! | not losing what was acknowledged | [`journal::Journal`], [`disk::Disk`] |
 //! | naming content and nodes | [`ContentId`], [`NodeId`] |
+//! | deciding who may | [`auth::Authorizer`], [`auth::TokenFile`] |
+//! | serving HTTP | [`http::Server`], with the feature `http` |
 //!
 //! # What it refuses to do
 //!
@@ -44,9 +46,11 @@
 //!
 //! # Features
 //!
-//! None is on by default. `sim` adds the module `sim`, the disk that loses what was not synced, for testing your own crash
-//! safety. `planted-bugs` is for this crate's own tests.
+//! None is on by default. `http` adds the module `http`, serving an axum router that slow or hostile clients cannot
+//! hurt. `sim` adds the module `sim`: a disk, a network and whole nodes that fail out of one seed, for testing your own
+//! program. `planted-bugs` is for this crate's own tests.
 
+pub mod auth;
 mod backoff;
 mod breaker;
 mod config;
@@ -55,6 +59,8 @@ pub mod disk;
 mod error;
 mod feed;
 mod gate;
+#[cfg(feature = "http")]
+pub mod http;
 mod id;
 mod inventory;
 pub mod journal;

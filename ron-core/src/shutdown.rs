@@ -93,6 +93,12 @@ impl Latch {
     }
 }
 
+impl fmt::Debug for Latch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Latch({})", self.is_set())
+    }
+}
+
 /// See [`Latch::wait`].
 pub(crate) struct Wait<'a> {
     latch: &'a Latch,

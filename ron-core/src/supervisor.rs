@@ -19,6 +19,8 @@ use std::{
 use tokio::runtime::Handle;
 
 use self::group::{Group, Shared};
+#[cfg(feature = "http")]
+pub(crate) use self::task::catch_all;
 pub use self::task::{Restart, Task, TaskEnd, TaskOutput};
 pub(crate) use self::task::{catch, catch_panic, drop_catching};
 use crate::{CallError, Deadline, Metrics, Phase, Ready, Stop, Stopped, TaskSpec, permits::Permits};

@@ -293,15 +293,19 @@ impl Restarts {
 
 /// Runs a task once and tells how it failed, if it did.
 pub(super) async fn outcome<O: TaskOutput>(work: impl Future<Output = O>) -> Option<Failure> {
-    let mut work = pin!(Some(work));
-    let run = catch_panic(work.as_mut()).await;
-    let dropped = drop_catching(work);
-    // Foreign code too: an error's words.
-    let run = run.and_then(|output| catch(|| output.failure()));
-    match (run, dropped) {
-        (Err(panic), _) | (Ok(None), Err(panic)) => Some(Failure::Panic(panic)),
-        (Ok(failure), _) => failure.map(Failure::Error),
+    // An error's words are foreign code too.
+    match catch_all(work).await.and_then(|output| catch(|| output.failure())) {
+        Ok(failure) => failure.map(Failure::Error),
+        Err(panic) => Some(Failure::Panic(panic)),
     }
+}
+
+/// Runs `work` to its end and drops it, and turns a panic of either into its message.
+pub(crate) async fn catch_all<F: Future>(work: F) -> Result<F::Output, String> {
+    let mut work = pin!(Some(work));
+    let output = catch_panic(work.as_mut()).await;
+    let dropped = drop_catching(work);
+    output.and_then(|output| dropped.map(|()| output))
 }
 
 /// Polls `work` to its end and turns a panic into its message. The slot must be full.

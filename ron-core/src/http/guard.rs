@@ -1,0 +1,482 @@
+//! What a route asks of a request before its handler sees it, in the one order that is right.
+//!
+//! Layers that a host stacks by hand can be stacked wrongly: a body limit outside the decompression counts compressed
+//! bytes, an authorisation inside it decodes for strangers. A guard is one layer, so the order is not the caller's to
+//! choose: host, authorisation, place, deadline, encoding, size. Everything before the last two is decided without
+//! touching the body.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    response::{IntoResponse as _, Response},
+};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use http_body::Body as _;
+use tower::{Layer, Service};
+
+use super::{
+    ClientAddr, Problem, Settings,
+    body::{Plain, Scope},
+};
+use crate::{
+    CallError, Counter, Deadline, Metrics, Tally,
+    auth::{Action, Authorizer, Credentials, Denied},
+    permits::{Permit, Permits},
+};
+
+/// Told to a request that found all places taken. Nobody knows when one is free; a second is what `Retry-After` can
+/// say.
+const PLACE_WAIT: Duration = Duration::from_secs(1);
+
+/// The rules of a route, as a layer for `MethodRouter::layer` or `Router::route_layer`. Cloning shares its places.
+#[derive(Clone)]
+pub struct Guard {
+    rules: Arc<Rules>,
+}
+
+#[derive(Clone)]
+struct Rules {
+    name: &'static str,
+    hosts: Option<Hosts>,
+    authorizer: Option<(Arc<dyn Authorizer>, &'static str)>,
+    places: Option<Permits>,
+    refused: Tally,
+    deadline: Option<Duration>,
+    late: Tally,
+    /// `None` leaves the body to whoever is inside.
+    body_max: Option<u64>,
+    compression: bool,
+    streaming: bool,
+}
+
+impl Guard {
+    /// The default rules: a body of at most 1 MiB, which may be compressed. `name` is what a refusal calls the route.
+    #[must_use]
+    pub fn new(name: &'static str) -> Self {
+        let rules = Rules {
+            name,
+            hosts: None,
+            authorizer: None,
+            places: None,
+            refused: Tally::default(),
+            deadline: None,
+            late: Tally::default(),
+            body_max: Some(Settings::default().body_bytes_max),
+            compression: true,
+            streaming: false,
+        };
+        Guard { rules: Arc::new(rules) }
+    }
+
+    /// Requests that may be in work at once, until their answers are written; the next one is 429.
+    #[must_use]
+    pub fn in_flight(self, requests: u32) -> Self {
+        self.with(|rules| rules.places = Some(Permits::new(requests.into())))
+    }
+
+    /// Counts refusals and timeouts in `metrics`, under the guard's name.
+    #[must_use]
+    pub fn metrics(self, metrics: &Metrics) -> Self {
+        let name = self.rules.name;
+        self.with(|rules| {
+            rules.refused = metrics.tally(Counter::BusyRejections, name);
+            rules.late = metrics.tally(Counter::IoTimeouts, name);
+        })
+    }
+
+    /// Plain bytes of a body, after decoding.
+    #[must_use]
+    pub fn body_bytes_max(self, bytes: u64) -> Self {
+        self.with(|rules| rules.body_max = Some(bytes))
+    }
+
+    /// No limit on the size of the body and no deadline of the server's, for handlers that take it piece by piece. It
+    /// must still keep the pace.
+    #[must_use]
+    pub fn streaming(self) -> Self {
+        self.with(|rules| (rules.body_max, rules.streaming) = (Some(u64::MAX), true))
+    }
+
+    /// Refuses compressed bodies with 415. For routes whose bytes are named by their hash.
+    #[must_use]
+    pub fn no_compression(self) -> Self {
+        self.with(|rules| rules.compression = false)
+    }
+
+    /// From here to the head of the answer, instead of the server's own. The handler finds it as a
+    /// [`Deadline`] in the extensions; when it passes, the handler is dropped and the answer is 504.
+    #[must_use]
+    pub fn deadline(self, budget: Duration) -> Self {
+        self.with(|rules| rules.deadline = Some(budget))
+    }
+
+    /// Only those whom `authorizer` allows to do `action`. The handler finds the [`Grant`](crate::auth::Grant) in the
+    /// extensions.
+    #[must_use]
+    pub fn require(self, authorizer: Arc<dyn Authorizer>, action: &'static str) -> Self {
+        self.with(|rules| rules.authorizer = Some((authorizer, action)))
+    }
+
+    /// Only requests that name one of `hosts` and come from no foreign page. For routes that a browser on the same
+    /// machine could be talked into calling.
+    #[must_use]
+    pub fn hosts(self, hosts: Hosts) -> Self {
+        self.with(|rules| rules.hosts = Some(hosts))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Rules)) -> Self {
+        change(Arc::make_mut(&mut self.rules));
+        self
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &self.rules.name)
+            .field("hosts", &self.rules.hosts)
+            .field("action", &self.rules.authorizer.as_ref().map(|(_, action)| action))
+            .field("places", &self.rules.places)
+            .field("body_max", &self.rules.body_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A layer that only asks `authorizer` about `action`, for a whole router whose routes have their own guards.
+#[must_use]
+pub fn require(authorizer: Arc<dyn Authorizer>, action: &'static str) -> Guard {
+    Guard::new(action).with(|rules| rules.body_max = None).require(authorizer, action)
+}
+
+impl Rules {
+    /// Lets `request` in, or says why not. Nothing of the body is read.
+    fn admit(&self, request: &mut Request) -> Result<(Option<Permit>, Option<Deadline>), Problem> {
+        if let Some(hosts) = &self.hosts {
+            hosts.check(request.uri(), request.headers())?;
+        }
+        if let Some((authorizer, action)) = &self.authorizer {
+            authorize(&**authorizer, action, request)?;
+        }
+        let place = match &self.places {
+            Some(places) => Some(places.try_take(1).ok_or_else(|| {
+                self.refused.add(1);
+                Problem::from(CallError::Busy { what: self.name, retry_after: PLACE_WAIT })
+            })?),
+            None => None,
+        };
+        let scope = request.extensions().get::<Arc<Scope>>().cloned();
+        let deadline = self.deadline.map(Deadline::after);
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(deadline);
+        }
+        if let Some(scope) = scope.as_ref().filter(|_| deadline.is_some() || self.streaming) {
+            scope.take_over_deadline();
+        }
+        if let Some(max) = self.body_max {
+            self.prepare_body(request, scope, max)?;
+        }
+        Ok((place, deadline))
+    }
+
+    fn prepare_body(
+        &self,
+        request: &mut Request,
+        scope: Option<Arc<Scope>>,
+        max: u64,
+    ) -> Result<(), Problem> {
+        let gzip = match Encoding::of(request.headers()) {
+            Encoding::Identity => false,
+            Encoding::Gzip if self.compression => true,
+            _ => return Err(unsupported(self.compression)),
+        };
+        // Bytes that do not compress grow a little; beyond that, the compressed form may not be larger than the plain.
+        let arriving_max = if gzip { max.saturating_add(max / 1024 + 1024) } else { max };
+        if request.body().size_hint().lower() > arriving_max {
+            return Err(Problem::body_too_large());
+        }
+        if let Some(scope) = &scope {
+            scope.limit_body(arriving_max);
+        }
+        if gzip {
+            let body = std::mem::take(request.body_mut());
+            *request.body_mut() = Body::new(Plain::new(body, max, scope));
+            // They spoke of the bytes that came, not of those that the handler gets.
+            request.headers_mut().remove(header::CONTENT_ENCODING);
+            request.headers_mut().remove(header::CONTENT_LENGTH);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Identity,
+    Gzip,
+    Other,
+}
+
+impl Encoding {
+    fn of(headers: &HeaderMap) -> Self {
+        let mut found = Encoding::Identity;
+        for line in headers.get_all(header::CONTENT_ENCODING) {
+            for coding in line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                if coding.eq_ignore_ascii_case(b"identity") {
+                    continue;
+                }
+                let gzip = coding.eq_ignore_ascii_case(b"gzip") || coding.eq_ignore_ascii_case(b"x-gzip");
+                // Gzip in gzip is a bomb in a box; nobody honest needs it.
+                found = if gzip && found == Encoding::Identity { Encoding::Gzip } else { Encoding::Other };
+            }
+        }
+        found
+    }
+}
+
+fn unsupported(compression: bool) -> Problem {
+    let problem = Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "encoding",
+        "this route does not take bodies in this encoding",
+    );
+    problem.hint(if compression { "send it plain or with gzip" } else { "send it plain" })
+}
+
+fn authorize(
+    authorizer: &dyn Authorizer,
+    action: &'static str,
+    request: &mut Request,
+) -> Result<(), Problem> {
+    let shown = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = shown.and_then(|shown| {
+        let (scheme, token) = shown.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+    });
+    let address = match request.extensions().get::<ClientAddr>() {
+        Some(ClientAddr::Ip(address)) => Some(*address),
+        Some(ClientAddr::Local) | None => None,
+    };
+    let credentials = Credentials::bearer(bearer).from_address(address);
+    match authorizer.authorize(&Action::new(action, request.uri().path()), &credentials) {
+        Ok(grant) => {
+            request.extensions_mut().insert(grant);
+            Ok(())
+        }
+        Err(denied) => Err(refuse(denied)),
+    }
+}
+
+fn refuse(denied: Denied) -> Problem {
+    match denied {
+        Denied::Missing => Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "credentials are needed")
+            .hint("send `authorization: Bearer <token>`"),
+        Denied::Unknown => {
+            Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "these credentials are not known")
+        }
+        Denied::Forbidden => {
+            Problem::new(StatusCode::FORBIDDEN, "forbidden", "not allowed with these credentials")
+        }
+    }
+}
+
+/// The names under which a server is willing to be called, without ports.
+///
+/// A page elsewhere can make a browser send requests to this machine, directly or by letting its own name resolve
+/// here. Both leave a trace that the page cannot remove: `Origin` names the page, `Host` the name that was resolved.
+#[derive(Debug, Clone)]
+pub struct Hosts {
+    names: Arc<[String]>,
+}
+
+impl Default for Hosts {
+    /// This machine: `localhost`, `127.0.0.1`, `[::1]`.
+    fn default() -> Self {
+        Hosts::new(["localhost", "127.0.0.1", "[::1]"])
+    }
+}
+
+impl Hosts {
+    /// These names; an IPv6 address in brackets.
+    #[must_use]
+    pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
+        Hosts { names: names.into_iter().map(|name| name.into().to_ascii_lowercase()).collect() }
+    }
+
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+        let foreign = |what| {
+            Problem::new(StatusCode::FORBIDDEN, "foreign", "not for requests from elsewhere").detail(what)
+        };
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        // A request in absolute form names a host twice; both must be ours.
+        let named = uri.host().into_iter().chain(host.map(without_port));
+        let (mut count, mut ours) = (0, true);
+        for name in named {
+            (count, ours) = (count + 1, ours && self.has(name));
+        }
+        if count == 0 || !ours {
+            return Err(foreign("the host is not one of this server's names"));
+        }
+        for origin in headers.get_all(header::ORIGIN) {
+            let known = origin.to_str().ok().and_then(|origin| {
+                let (scheme, rest) = origin.split_once("://")?;
+                (matches!(scheme, "http" | "https") && self.has(without_port(rest))).then_some(())
+            });
+            known.ok_or_else(|| foreign("the origin is another page"))?;
+        }
+        Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known.eq_ignore_ascii_case(name))
+    }
+}
+
+/// `name:80` and `[::1]:80` without the port.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !port.is_empty() => name,
+        _ => host,
+    }
+}
+
+/// The places of a request, kept in the answer's extensions until its last byte is written.
+#[derive(Clone, Default)]
+pub(super) struct Held(#[allow(dead_code, reason = "kept to be dropped")] Vec<Arc<Permit>>);
+
+impl<S> Layer<S> for Guard {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { rules: Arc::clone(&self.rules), inner }
+    }
+}
+
+/// A service behind a [`Guard`].
+#[derive(Clone)]
+pub struct Guarded<S> {
+    rules: Arc<Rules>,
+    inner: S,
+}
+
+impl<S: fmt::Debug> fmt::Debug for Guarded<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<S> Service<Request> for Guarded<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible> + Send + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let (place, deadline) = match self.rules.admit(&mut request) {
+            Ok(admitted) => admitted,
+            Err(problem) => {
+                let mut response = problem.into_response();
+                if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && self.rules.compression {
+                    let gzip = HeaderValue::from_static("gzip");
+                    response.headers_mut().insert(header::ACCEPT_ENCODING, gzip);
+                }
+                return Box::pin(std::future::ready(Ok(response)));
+            }
+        };
+        let work = self.inner.call(request);
+        let late = self.rules.late.clone();
+        Box::pin(async move {
+            let mut response = match deadline {
+                None => work.await?,
+                Some(deadline) => match deadline.limit("request", work).await {
+                    Ok(response) => response?,
+                    Err(_) => {
+                        late.add(1);
+                        return Ok(Problem::timeout().into_response());
+                    }
+                },
+            };
+            if let Some(place) = place {
+                let mut held = response.extensions_mut().remove::<Held>().unwrap_or_default();
+                held.0.push(Arc::new(place));
+                response.extensions_mut().insert(held);
+            }
+            Ok(response)
+        })
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+mod tests {
+    use super::*;
+
+    fn check(hosts: &Hosts, uri: &str, host: Option<&str>, origin: Option<&str>) -> bool {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
+            if let Some(value) = value {
+                headers.insert(name, HeaderValue::from_str(value).expect("a header value"));
+            }
+        }
+        hosts.check(&uri.parse().expect("a URI"), &headers).is_ok()
+    }
+
+    /// Abuse case 55.
+    #[test]
+    fn foreign_hosts_and_origins_are_refused() {
+        let ours = Hosts::default();
+        for (uri, host, origin) in [
+            ("/", "localhost", None),
+            ("/", "LOCALHOST:8080", None),
+            ("/", "127.0.0.1:1", Some("http://localhost:3000")),
+            ("/", "[::1]:8080", Some("https://[::1]")),
+            ("http://localhost/", "localhost", None),
+        ] {
+            assert!(check(&ours, uri, Some(host), origin), "{uri} {host} {origin:?}");
+        }
+        for (uri, host, origin) in [
+            ("/", None, None),
+            ("/", Some("evil.example"), None),
+            ("/", Some("localhost.evil.example"), None),
+            ("/", Some("localhost@evil.example"), None),
+            ("/", Some("localhost"), Some("null")),
+            ("/", Some("localhost"), Some("https://evil.example")),
+            ("/", Some("localhost"), Some("file://localhost")),
+            ("http://evil.example/", Some("localhost"), None),
+        ] {
+            assert!(!check(&ours, uri, host, origin), "{uri} {host:?} {origin:?}");
+        }
+    }
+
+    #[test]
+    fn encodings_are_told_apart() {
+        for (value, encoding) in [
+            ("identity", Encoding::Identity),
+            ("gzip", Encoding::Gzip),
+            ("X-GZIP", Encoding::Gzip),
+            ("gzip, identity", Encoding::Gzip),
+            ("gzip, gzip", Encoding::Other),
+            ("br", Encoding::Other),
+            ("zstd, gzip", Encoding::Other),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(value));
+            assert_eq!(Encoding::of(&headers), encoding, "{value}");
+        }
+        assert_eq!(Encoding::of(&HeaderMap::new()), Encoding::Identity);
+    }
+}
