@@ -47,10 +47,12 @@ pub enum Counter {
     IoTimeouts,
     /// Retries of idempotent operations.
     BackoffRetries,
+    /// Frames that broke a rule of their format.
+    FrameRejects,
 }
 
 impl Counter {
-    const ALL: [Counter; 10] = [
+    const ALL: [Counter; 11] = [
         Counter::BusyRejections,
         Counter::QueueDropped,
         Counter::BusLagged,
@@ -61,6 +63,7 @@ impl Counter {
         Counter::TasksRestarted,
         Counter::IoTimeouts,
         Counter::BackoffRetries,
+        Counter::FrameRejects,
     ];
 
     /// Name without prefix and `_total`, help text, label name.
@@ -80,6 +83,7 @@ impl Counter {
             Counter::TasksRestarted => ("tasks_restarted", "Restarts of tasks that failed", "kind"),
             Counter::IoTimeouts => ("io_timeouts", "Operations that passed their deadline", "op"),
             Counter::BackoffRetries => ("backoff_retries", "Retries of idempotent operations", "op"),
+            Counter::FrameRejects => ("frame_rejects", "Frames that broke a rule of their format", "reason"),
         }
     }
 }

@@ -4,27 +4,43 @@
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
 #[path = "../fuzz/bodies/journal_scan.rs"]
-mod body;
+mod journal_scan;
+#[path = "../fuzz/bodies/oap_frame.rs"]
+mod oap_frame;
+#[path = "../fuzz/bodies/oap_streams.rs"]
+mod oap_streams;
 
-#[test]
-fn the_corpus_of_journal_scan_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/journal_scan");
+/// Runs every file of a corpus, and then arbitrary bytes of the given lengths.
+fn replay(target: &str, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
+    let dir = format!("{}/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
     let mut inputs = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         println!("{}", path.display());
-        body::journal_scan(&std::fs::read(&path).unwrap());
+        body(&std::fs::read(&path).unwrap());
         inputs += 1;
     }
     assert!(inputs >= 8, "only {inputs} inputs");
+
+    let mut rng = fastrand::Rng::with_seed(0x6a6f_7572);
+    for _ in 0..2000 {
+        let mut data = vec![0; rng.usize(lengths.clone())];
+        rng.fill(&mut data);
+        body(&data);
+    }
 }
 
 #[test]
-fn arbitrary_edits_pass() {
-    let mut rng = fastrand::Rng::with_seed(0x6a6f_7572);
-    for _ in 0..2000 {
-        let mut data = vec![0; rng.usize(10..40)];
-        rng.fill(&mut data);
-        body::journal_scan(&data);
-    }
+fn journal_scan() {
+    replay("journal_scan", 10..40, journal_scan::journal_scan);
+}
+
+#[test]
+fn oap_frame() {
+    replay("oap_frame", 1..200, oap_frame::oap_frame);
+}
+
+#[test]
+fn oap_streams() {
+    replay("oap_streams", 1..400, oap_streams::oap_streams);
 }
