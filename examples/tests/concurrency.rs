@@ -2,9 +2,14 @@
 //!
 //! `RON_BLESS=1 cargo test -p examples --test concurrency` writes the file anew.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use ron_core::{Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor, disk::RealDisk, journal};
+use ron_core::{
+    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor,
+    disk::RealDisk,
+    journal,
+    net::{self, Endpoint, Identity},
+};
 
 const INTRODUCTION: &str = "\
 # Concurrency
@@ -22,7 +27,7 @@ children) each have one private lock. It is a leaf: nothing foreign is called an
 ";
 
 fn declared() -> Inventory {
-    ron_core::inventory()
+    ron_core::inventory().with(net::inventory())
 }
 
 #[test]
@@ -49,6 +54,17 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let journal = journal::Journal::open(&host, disk, Path::new("log"), journal::Settings::default()).await;
     let limits = GateLimits { per_second: 1, burst: 1, in_flight: 1, bytes_per_second: 1, bytes_burst: 1 };
     let gate = Gate::new("gate", GateSettings::new(limits, limits), &metrics);
+
+    // A handshake task exists once somebody has come.
+    let here = Endpoint::builder(Identity::from_seed(&[1; 32])).listen(([127, 0, 0, 1], 0).into());
+    let here = here.start(&host).expect("a free port");
+    let _visitor = std::net::TcpStream::connect(here.local_addrs()[0]).expect("it listens");
+    let come = async {
+        while here.connections() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), come).await.expect("the visitor is let in");
 
     assert_eq!(metrics.inventory(), declared());
     drop((journal.expect("opens"), gate.expect("valid")));

@@ -49,10 +49,16 @@ pub enum Counter {
     BackoffRetries,
     /// Frames that broke a rule of their format.
     FrameRejects,
+    /// Incoming connections that came to no link.
+    HandshakeFailures,
+    /// Dials that came to no link.
+    DialFailures,
+    /// Links opened, by who opened them.
+    LinksOpened,
 }
 
 impl Counter {
-    const ALL: [Counter; 11] = [
+    const ALL: [Counter; 14] = [
         Counter::BusyRejections,
         Counter::QueueDropped,
         Counter::BusLagged,
@@ -64,6 +70,9 @@ impl Counter {
         Counter::IoTimeouts,
         Counter::BackoffRetries,
         Counter::FrameRejects,
+        Counter::HandshakeFailures,
+        Counter::DialFailures,
+        Counter::LinksOpened,
     ];
 
     /// Name without prefix and `_total`, help text, label name.
@@ -84,6 +93,11 @@ impl Counter {
             Counter::IoTimeouts => ("io_timeouts", "Operations that passed their deadline", "op"),
             Counter::BackoffRetries => ("backoff_retries", "Retries of idempotent operations", "op"),
             Counter::FrameRejects => ("frame_rejects", "Frames that broke a rule of their format", "reason"),
+            Counter::HandshakeFailures => {
+                ("handshake_failures", "Incoming connections that came to no link", "reason")
+            }
+            Counter::DialFailures => ("dial_failures", "Dials that came to no link", "reason"),
+            Counter::LinksOpened => ("links_opened", "Links opened, by which side", "side"),
         }
     }
 }

@@ -148,6 +148,11 @@ impl Identity {
     pub fn sign(&self, domain: &str, message: &[u8]) -> Signature {
         Signature(self.key.sign(&in_domain(domain, message)).to_bytes())
     }
+
+    /// Signs the message of a TLS handshake, which says itself what it is for.
+    pub(super) fn sign_handshake(&self, message: &[u8]) -> [u8; 64] {
+        self.key.sign(message).to_bytes()
+    }
 }
 
 impl fmt::Debug for Identity {
@@ -196,8 +201,8 @@ impl PublicKey {
         self.verify_bytes(&in_domain(domain, message), &signature.0)
     }
 
-    /// Checks a signature over exactly these bytes.
-    fn verify_bytes(&self, signed: &[u8], signature: &[u8; 64]) -> Result<(), SignatureError> {
+    /// Checks a signature over exactly these bytes: ours with their domain in front, or a TLS handshake's.
+    pub(super) fn verify_bytes(&self, signed: &[u8], signature: &[u8; 64]) -> Result<(), SignatureError> {
         let key = VerifyingKey::from_bytes(&self.0).map_err(|_| SignatureError::BadKey)?;
         key.verify_strict(signed, &RawSignature::from_bytes(signature))
             .map_err(|_| SignatureError::BadSignature)

@@ -147,12 +147,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         };
     }
 
-    /// Room for a read: what the frame still needs if that is little, otherwise as much again as has come already.
+    /// Room for a read: what the frame still needs, as long as that is not more than has come already. It is made as
+    /// soon as the need is known, while there is little to move.
     fn make_room(&mut self) {
+        let spare = self.buffer.capacity() - self.buffer.len();
         let earned = self.buffer.len().max(self.read_bytes);
-        let wanted = self.decoder.missing(&self.buffer).min(earned).max(self.read_bytes);
-        if self.buffer.capacity() - self.buffer.len() < wanted.min(READ_LEAST) || self.buffer.is_empty() {
-            self.buffer.reserve(wanted);
+        let least = if self.buffer.is_empty() { self.read_bytes / 2 } else { READ_LEAST };
+        let wanted = self.decoder.missing(&self.buffer).min(earned).max(least);
+        if spare < wanted {
+            self.buffer.reserve(wanted.max(self.read_bytes));
         }
     }
 

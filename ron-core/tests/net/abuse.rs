@@ -1,0 +1,62 @@
+//! A flood of connections that never say anything.
+
+use std::{fs, net::Ipv4Addr, time::Duration};
+
+use ron_core::{Counter, now};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::{EndpointSettings, Node, eventually, promptly};
+
+/// As many as asked, or as many as the limit on open files leaves room for, each with two ends in this process.
+fn affordable(wanted: usize) -> usize {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok()).unwrap_or(1024_usize);
+    wanted.min(soft.saturating_sub(256) / 2)
+}
+
+async fn connect_from(source: Ipv4Addr, node: &Node) -> Option<TcpStream> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    promptly(socket.connect(node.addr())).await.ok()
+}
+
+#[tokio::test]
+async fn two_thousand_silent_connections_leave_an_honest_dial_working() {
+    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));
+    let flood = affordable(2000);
+    let mut silent = Vec::new();
+    for number in 0..flood {
+        // Twenty hosts, a hundred connections each: below the cap of every one of them.
+        let source = Ipv4Addr::new(127, 0, 1, u8::try_from(1 + number % 20).unwrap());
+        silent.extend(connect_from(source, &there).await);
+    }
+    assert_eq!(silent.len(), flood);
+    eventually("the flood is inside", || there.endpoint.connections() > flood / 2).await;
+
+    let began = now();
+    here.dial(&there).await.unwrap();
+    let took = now() - began;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    promptly(there.inbox.recv()).await.unwrap();
+    println!("{flood} silent connections, honest dial in {took:?}");
+
+    eventually("the silent ones are gone", || there.endpoint.connections() <= 1).await;
+    assert!(there.count(Counter::HandshakeFailures, "timeout") > flood as u64 / 2);
+    assert!(there.supervisor.failure().is_none());
+}
+
+#[tokio::test]
+async fn one_host_cannot_take_more_than_its_places() {
+    let settings = EndpointSettings { connections_per_ip_max: 50, ..EndpointSettings::default() };
+    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(settings));
+    let mut silent = Vec::new();
+    for _ in 0..affordable(300) {
+        silent.extend(connect_from(Ipv4Addr::new(127, 0, 2, 1), &there).await);
+    }
+    let refused = silent.len() as u64 - 50;
+    eventually("the rest was refused", || there.count(Counter::BusyRejections, "net_accept") == refused)
+        .await;
+    assert_eq!(there.endpoint.connections(), 50);
+    assert!(here.dial(&there).await.is_ok());
+}
