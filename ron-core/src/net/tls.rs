@@ -272,7 +272,12 @@ fn refusal(error: &io::Error, alpn: &'static str) -> NetError {
                 None => NetError::NoIdentity,
             }
         }
-        Error::InvalidCertificate(_) | Error::NoCertificatesPresented => NetError::NoIdentity,
+        // The last: somebody who has certificates, or nothing, where we have keys.
+        Error::InvalidCertificate(_)
+        | Error::NoCertificatesPresented
+        | Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => {
+            NetError::NoIdentity
+        }
         Error::NoApplicationProtocol | Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
             NetError::ProtocolRefused { alpn }
         }
@@ -459,5 +464,112 @@ impl ClientCertVerifier for PeerKey {
 
     fn requires_raw_public_keys(&self) -> bool {
         true
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+mod tests {
+    use super::*;
+
+    const PROTOCOLS: [&str; 1] = ["test/1"];
+
+    fn node(seed: u8) -> (Identity, TcpTls) {
+        let identity = Identity::from_seed(&[seed; 32]);
+        let transport = TcpTls::new(&identity, KeyPolicy::default()).expect("the library's own defaults");
+        (identity, transport)
+    }
+
+    /// What the accepting end says of a client with this configuration.
+    async fn accept(client: ClientConfig) -> Result<Link, NetError> {
+        let (_, server) = node(1);
+        let listener = server.listen(([127, 0, 0, 1], 0).into()).expect("a free port");
+        let addr = listener.local_addr();
+        let dial = async {
+            let tcp = TcpStream::connect(addr).await.expect("it listens");
+            let name = ServerName::IpAddress(addr.ip().into());
+            // In TLS 1.3 a client is done before the server has judged it.
+            let _ = TlsConnector::from(Arc::new(client)).connect(name, tcp).await;
+        };
+        let accept = async {
+            let incoming = listener.accept().await.expect("somebody dials");
+            incoming.handshake(Arc::new(PROTOCOLS)).await
+        };
+        let both = async { tokio::join!(accept, dial).0 };
+        Deadline::after(Duration::from_secs(5)).limit("test", both).await.expect("in time")
+    }
+
+    fn client() -> ClientConfig {
+        let mut client = node(2).1.client;
+        client.alpn_protocols = vec![b"test/1".to_vec()];
+        client
+    }
+
+    /// One identity's key on show, another's behind it.
+    fn forged() -> Arc<CertifiedKey> {
+        let shown = HandshakeKey::certified(&node(3).0);
+        let mut spki = [0; 44];
+        spki.copy_from_slice(&shown.cert[0]);
+        Arc::new(CertifiedKey::new(shown.cert.clone(), Arc::new(HandshakeKey { identity: node(4).0, spki })))
+    }
+
+    /// The control: the same path with nothing wrong.
+    #[tokio::test]
+    async fn an_honest_client_is_known() {
+        assert_eq!(accept(client()).await.unwrap().peer, node(2).0.node_id());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_names_no_protocol_is_refused() {
+        let mut client = client();
+        client.alpn_protocols.clear();
+        assert_eq!(accept(client).await.unwrap_err(), NetError::ProtocolRefused { alpn: "any" });
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_key_is_refused() {
+        let mut client = ClientConfig::builder_with_provider(KeyPolicy::default().provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(PeerKey { expected: None }))
+            .with_no_client_auth();
+        client.alpn_protocols = vec![b"test/1".to_vec()];
+        assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_shows_a_key_it_does_not_hold_is_refused() {
+        let mut client = client();
+        client.client_auth_cert_resolver = Arc::new(AlwaysResolvesClientRawPublicKeys::new(forged()));
+        assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_shows_a_key_it_does_not_hold_is_refused() {
+        let (_, mut server) = node(1);
+        let mut config = ServerConfig::clone(&server.server);
+        config.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged()));
+        server.server = Arc::new(config);
+        let listener = server.listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let accept = async { listener.accept().await.unwrap().handshake(Arc::new(PROTOCOLS)).await };
+        let (_, dialler) = node(2);
+        let soon = Deadline::after(Duration::from_secs(5));
+        // Even though it is the key that was asked for.
+        let dial = dialler.dial(listener.local_addr(), node(3).0.node_id(), PROTOCOLS[0], soon);
+        let (accepted, dialled) = tokio::join!(accept, dial);
+        assert_eq!(dialled.unwrap_err(), NetError::NoIdentity);
+        assert!(accepted.is_err());
+    }
+
+    #[test]
+    fn a_key_has_one_encoding() {
+        let honest = HandshakeKey::certified(&node(1).0).cert[0].to_vec();
+        assert_eq!(key_in(&honest.clone().into()), Ok(node(1).0.public_key()));
+        for wrong in [Vec::new(), honest[..43].to_vec(), [&honest[..], &[0]].concat(), vec![0; 44]] {
+            assert!(key_in(&wrong.into()).is_err());
+        }
+        let mut other_algorithm = honest;
+        other_algorithm[8] = 0x6e; // x25519
+        assert!(key_in(&other_algorithm.into()).is_err());
     }
 }
