@@ -384,7 +384,7 @@ pub enum WireError {
     /// The other end takes or gives less than the slowest allowed rate.
     #[error("{op} is too slow")]
     Slow {
-        /// Reading, writing or closing.
+        /// `frame_read`, `frame_write` or `frame_close`.
         op: &'static str,
     },
     /// The stream ended within a frame.
@@ -393,7 +393,7 @@ pub enum WireError {
     /// The stream failed.
     #[error("{op}: {message}")]
     Io {
-        /// Reading, writing or closing.
+        /// `frame_read`, `frame_write` or `frame_close`.
         op: &'static str,
         /// The kind of the underlying error.
         kind: io::ErrorKind,

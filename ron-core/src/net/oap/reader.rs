@@ -112,14 +112,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             let room = self.buffer.capacity() - self.buffer.len();
             let shrinks = self.buffer.is_empty() && room > READ_LEAST;
             let (until, late) = match self.wait {
-                Wait::Bytes { until, .. } => (until, WireError::Slow { op: "read" }),
+                Wait::Bytes { until, .. } => (until, WireError::Slow { op: "frame_read" }),
                 Wait::Frame { until } => (until, WireError::Idle),
                 Wait::Nothing => unreachable!("set above"),
             };
             let until_now = if shrinks { until.within(SHRINK_AFTER) } else { until };
-            match until_now.limit("read", self.io.read_buf(&mut self.buffer)).await {
+            match until_now.limit("frame_read", self.io.read_buf(&mut self.buffer)).await {
                 Ok(read) => {
-                    let read = read.map_err(|error| WireError::io("read", &error))?;
+                    let read = read.map_err(|error| WireError::io("frame_read", &error))?;
                     self.learn(read, room);
                     return Ok(read);
                 }
@@ -229,7 +229,7 @@ mod tests {
         let began = crate::now();
         let (mut peer, mut slow, _) = reader(1000, ReadSettings::default());
         peer.write_all(&[0]).await.unwrap();
-        assert_eq!(slow.next().await, Err(WireError::Slow { op: "read" }));
+        assert_eq!(slow.next().await, Err(WireError::Slow { op: "frame_read" }));
         assert_eq!(crate::now() - began, Duration::from_secs(5));
     }
 
@@ -254,7 +254,7 @@ mod tests {
             }
         };
         tokio::select! {
-            ended = ended => assert_eq!(ended, Err(WireError::Slow { op: "read" })),
+            ended = ended => assert_eq!(ended, Err(WireError::Slow { op: "frame_read" })),
             () = dribble => panic!("the whole dribble was taken"),
         }
         assert_eq!(crate::now() - began, Duration::from_secs(5));

@@ -149,7 +149,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
                     within(until, &self.metrics, "frame_write", write_some(&mut self.io, &self.pieces))
                         .await?;
                 if written == 0 {
-                    return Err(WireError::io("write", &std::io::ErrorKind::WriteZero.into()));
+                    return Err(WireError::io("frame_write", &std::io::ErrorKind::WriteZero.into()));
                 }
                 self.advance(written);
             }
