@@ -1,7 +1,13 @@
 //! A flood of connections that never say anything.
 
-use std::{fs, net::Ipv4Addr, time::Duration};
+use std::{
+    fs,
+    io::Write as _,
+    net::{Ipv4Addr, TcpStream as BlockingStream},
+    time::Duration,
+};
 
+use allocation_counter::measure;
 use ron_core::{Counter, now};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -59,4 +65,38 @@ async fn one_host_cannot_take_more_than_its_places() {
         .await;
     assert_eq!(there.endpoint.connections(), 50);
     assert!(here.dial(&there).await.is_ok());
+}
+
+/// What a connection costs before its handshake is done, by the allocator's count: silent ones, and ones that have
+/// sent the longest beginning of a ClientHello that is not yet one.
+#[test]
+fn a_connection_costs_little_before_its_handshake_is_done() {
+    const CONNECTIONS: usize = 60;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let there = runtime.block_on(async { Node::start(EndpointSettings::default()) });
+    // A message of 65 520 bytes that lacks its last few hundred.
+    let record = |begins: &[u8], len: u16| {
+        [&[0x16, 0x03, 0x01], &len.to_be_bytes()[..], begins, &vec![0; usize::from(len) - begins.len()]]
+            .concat()
+    };
+    let begin = record(&[0x01, 0x00, 0xff, 0xf0], 16_384);
+    let hello = [begin, record(&[], 16_384), record(&[], 16_384), record(&[], 16_000)].concat();
+    for (begun, most) in [(false, 4 << 10), (true, 96 << 10)] {
+        let visitors: Vec<BlockingStream> =
+            (0..CONNECTIONS).map(|_| BlockingStream::connect(there.addr()).unwrap()).collect();
+        for mut visitor in visitors.iter().filter(|_| begun) {
+            visitor.write_all(&hello).unwrap();
+        }
+        let used = measure(|| {
+            runtime.block_on(async {
+                eventually("all are inside", || there.endpoint.connections() == CONNECTIONS).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            });
+        });
+        let each = used.bytes_current / i64::try_from(CONNECTIONS).unwrap();
+        println!("begun {begun}: {each} bytes each");
+        assert!(each < most, "begun {begun}: {each} bytes each");
+        drop(visitors);
+        runtime.block_on(eventually("they are gone", || there.endpoint.connections() == 0));
+    }
 }

@@ -62,7 +62,9 @@ fn admit(incoming: Box<dyn Incoming>, shared: &Arc<Shared>, spawner: &Spawner) {
     let shared = Arc::clone(shared);
     let _ = spawner.spawn(HANDSHAKE, move |stop| async move {
         // A peer must not be able to end the endpoint, not even with a mistake of ours.
-        let welcomed = catch_panic(welcome(incoming, pass, &shared, &stop)).await;
+        // In a box, because each layer around a future that it moves makes the task twice as large, and a silent
+        // connection should cost little.
+        let welcomed = catch_panic(Box::pin(welcome(incoming, pass, &shared, &stop))).await;
         let outcome = welcomed.unwrap_or_else(|message| {
             tracing::error!(kind = HANDSHAKE.name, panic = message, "task panicked");
             shared.count(Counter::TasksPanicked, HANDSHAKE.name);
