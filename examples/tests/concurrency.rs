@@ -2,10 +2,14 @@
 //!
 //! `RON_BLESS=1 cargo test -p examples --test concurrency` writes the file anew.
 
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
-    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor, disk::RealDisk, http::Server, journal,
+    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor,
+    disk::RealDisk,
+    http::{self, Server},
+    journal,
+    net::{self, Endpoint, Identity},
 };
 use tokio::net::TcpStream;
 
@@ -27,7 +31,7 @@ clone of an event in a feed, the closure of a snapshot's update, and clones of w
 ";
 
 fn declared() -> Inventory {
-    ron_core::inventory().with(ron_core::http::inventory())
+    ron_core::inventory().with(http::inventory()).with(net::inventory())
 }
 
 #[test]
@@ -61,6 +65,17 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     while server.connections() == 0 {
         tokio::task::yield_now().await;
     }
+
+    // A handshake task exists once somebody has come.
+    let here = Endpoint::builder(Identity::from_seed(&[1; 32])).listen(([127, 0, 0, 1], 0).into());
+    let here = here.start(&host).expect("a free port");
+    let _visitor = std::net::TcpStream::connect(here.local_addrs()[0]).expect("it listens");
+    let come = async {
+        while here.connections() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), come).await.expect("the visitor is let in");
 
     assert_eq!(metrics.inventory(), declared());
     drop((client, journal.expect("opens"), gate.expect("valid")));

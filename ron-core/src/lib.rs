@@ -2,7 +2,7 @@
 //!
 //! Every queue is bounded and says no, every wait has an end, every task is tracked and joined, every refusal is
 //! typed and counted, and what is acknowledged is on disk. This crate holds those rules as types, so that a
-//! subsystem gets them by construction. It knows nothing of networks, content or names.
+//! subsystem gets them by construction. It knows nothing of what a subsystem is for.
 //!
 //! # A subsystem in forty lines
 //!
@@ -29,12 +29,13 @@
 //! | not losing what was acknowledged | [`journal::Journal`], [`disk::Disk`] |
 //! | naming content and nodes | [`ContentId`], [`NodeId`] |
 //! | deciding who may | [`auth::Authorizer`], [`auth::TokenFile`] |
-//! | serving HTTP | [`http::Server`], with the feature `http` |
+//! | serving HTTP | `http::Server`, with the feature `http` |
+//! | being a node on the wire (feature `net`) | `net::Identity`, `net::Endpoint`, `net::oap` |
 //!
 //! # What it refuses to do
 //!
-//! It creates no runtime, installs no signal handler, no subscriber and no global registry, opens no socket, and
-//! never ends the process. A host owns all of these. There is no unbounded queue, no task that nobody joins and no
+//! It creates no runtime, installs no signal handler, no subscriber and no global registry, opens no socket that it
+//! was not told to, and never ends the process. A host owns all of these. There is no unbounded queue, no task that nobody joins and no
 //! `Drop` that blocks; if you need one, this is the wrong crate.
 //!
 //! # Tracing
@@ -46,9 +47,10 @@
 //!
 //! # Features
 //!
-//! None is on by default. `http` adds the module `http`, serving an axum router that slow or hostile clients cannot
-//! hurt. `sim` adds the module `sim`: a disk, a network and whole nodes that fail out of one seed, for testing your own
-//! program. `planted-bugs` is for this crate's own tests.
+//! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, and OAP/1
+//! frames; `pq`, which comes with it, puts the hybrid post-quantum key exchange first. `http` adds the module `http`,
+//! serving an axum router that slow or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network and
+//! whole nodes that fail out of one seed, for testing your own program. `planted-bugs` is for this crate's own tests.
 
 pub mod auth;
 mod backoff;
@@ -69,6 +71,8 @@ mod lock;
 mod metrics;
 #[cfg(all(test, ron_loom))]
 mod models;
+#[cfg(all(feature = "net", not(ron_loom)))]
+pub mod net;
 mod pacer;
 mod permits;
 #[cfg(feature = "planted-bugs")]

@@ -48,10 +48,18 @@ pub enum Counter {
     IoTimeouts,
     /// Retries of idempotent operations.
     BackoffRetries,
+    /// Frames that broke a rule of their format.
+    FrameRejects,
+    /// Incoming connections that came to no link.
+    HandshakeFailures,
+    /// Dials that came to no link.
+    DialFailures,
+    /// Links opened, by who opened them.
+    LinksOpened,
 }
 
 impl Counter {
-    const ALL: [Counter; 10] = [
+    const ALL: [Counter; 14] = [
         Counter::BusyRejections,
         Counter::QueueDropped,
         Counter::BusLagged,
@@ -62,6 +70,10 @@ impl Counter {
         Counter::TasksRestarted,
         Counter::IoTimeouts,
         Counter::BackoffRetries,
+        Counter::FrameRejects,
+        Counter::HandshakeFailures,
+        Counter::DialFailures,
+        Counter::LinksOpened,
     ];
 
     /// Those that every kind of task has.
@@ -90,6 +102,12 @@ impl Counter {
             Counter::TasksRestarted => ("tasks_restarted", "Restarts of tasks that failed", "kind"),
             Counter::IoTimeouts => ("io_timeouts", "Operations that passed their deadline", "op"),
             Counter::BackoffRetries => ("backoff_retries", "Retries of idempotent operations", "op"),
+            Counter::FrameRejects => ("frame_rejects", "Frames that broke a rule of their format", "reason"),
+            Counter::HandshakeFailures => {
+                ("handshake_failures", "Incoming connections that came to no link", "reason")
+            }
+            Counter::DialFailures => ("dial_failures", "Dials that came to no link", "reason"),
+            Counter::LinksOpened => ("links_opened", "Links opened, by which side", "side"),
         }
     }
 }

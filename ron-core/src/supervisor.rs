@@ -19,7 +19,7 @@ use std::{
 use tokio::runtime::Handle;
 
 use self::group::{Group, Shared};
-#[cfg(feature = "http")]
+#[cfg(any(feature = "http", feature = "net"))]
 pub(crate) use self::task::catch_all;
 pub use self::task::{Restart, Task, TaskEnd, TaskOutput};
 pub(crate) use self::task::{catch, catch_panic, drop_catching};

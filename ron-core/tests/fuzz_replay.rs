@@ -7,10 +7,14 @@
 mod decompress;
 #[path = "../fuzz/bodies/journal_scan.rs"]
 mod journal_scan;
+#[path = "../fuzz/bodies/oap_frame.rs"]
+mod oap_frame;
+#[path = "../fuzz/bodies/oap_streams.rs"]
+mod oap_streams;
 
-/// Runs `body` on each input of the corpus `name`.
-fn replay(name: &str, body: fn(&[u8])) {
-    let dir = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
+/// Runs every file of a corpus, and then arbitrary bytes of the given lengths.
+fn replay(target: &str, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
+    let dir = format!("{}/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
     let mut inputs = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -19,12 +23,9 @@ fn replay(name: &str, body: fn(&[u8])) {
         inputs += 1;
     }
     assert!(inputs >= 8, "only {inputs} inputs");
-}
 
-/// Runs `body` on random inputs of the given lengths.
-fn scatter(seed: u64, count: usize, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
-    let mut rng = fastrand::Rng::with_seed(seed);
-    for _ in 0..count {
+    let mut rng = fastrand::Rng::with_seed(0x6a6f_7572);
+    for _ in 0..2000 {
         let mut data = vec![0; rng.usize(lengths.clone())];
         rng.fill(&mut data);
         body(&data);
@@ -32,21 +33,21 @@ fn scatter(seed: u64, count: usize, lengths: std::ops::Range<usize>, body: fn(&[
 }
 
 #[test]
-fn the_corpus_of_journal_scan_passes() {
-    replay("journal_scan", journal_scan::journal_scan);
+fn journal_scan() {
+    replay("journal_scan", 10..40, journal_scan::journal_scan);
 }
 
 #[test]
-fn the_corpus_of_decompress_passes() {
-    replay("decompress", decompress::decompress);
+fn oap_frame() {
+    replay("oap_frame", 1..200, oap_frame::oap_frame);
 }
 
 #[test]
-fn arbitrary_edits_of_a_journal_pass() {
-    scatter(0x6a6f_7572, 2000, 10..40, journal_scan::journal_scan);
+fn oap_streams() {
+    replay("oap_streams", 1..400, oap_streams::oap_streams);
 }
 
 #[test]
-fn arbitrary_edits_of_a_compressed_body_pass() {
-    scatter(0x677a_6970, 5000, 4..200, decompress::decompress);
+fn decompress() {
+    replay("decompress", 4..200, decompress::decompress);
 }

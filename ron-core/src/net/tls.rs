@@ -1,0 +1,575 @@
+//! TCP and TLS 1.3 with raw public keys on both sides: the default transport.
+//!
+//! A node's name is the hash of its key, so there are no certificates, no authorities and no names to check: a peer
+//! shows an ed25519 key (RFC 7250) and signs the handshake with it. A dialler knows whom it wants and ends the
+//! handshake on any other key, before its own is sent. There is no resumption and no early data, so every link proves
+//! both keys anew and no first flight can be replayed.
+
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
+    NamedGroup, OtherError, PeerIncompatible, ServerConfig, SignatureAlgorithm, SignatureScheme,
+    client::{
+        AlwaysResolvesClientRawPublicKeys, Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime},
+    server::{
+        AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::{CertifiedKey, Signer, SigningKey},
+};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::{
+    Identity, NetError, PublicKey,
+    transport::{BoxFuture, Incoming, KeyGroup, Link, Listener, Transport},
+};
+use crate::{Deadline, NodeId};
+
+/// Connections that the kernel holds for us before we accept them. Linux cuts it to `net.core.somaxconn`, 4096.
+const BACKLOG: i32 = 4096;
+
+/// A peer whose machine is gone is found out after this, and a few probes more.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// An ed25519 key as a SubjectPublicKeyInfo is these bytes and the key (RFC 8410).
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+/// Which key exchanges a link may rest on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KeyPolicy {
+    /// Hybrid post-quantum first, classical with a peer that has nothing else.
+    #[default]
+    ClassicalOk,
+    /// Hybrid post-quantum or no link: for what must stay secret for decades.
+    PqOnly,
+    /// Classical only: for measuring what the other costs, and for tests.
+    ClassicalOnly,
+}
+
+impl KeyPolicy {
+    fn provider(self) -> Arc<CryptoProvider> {
+        use aws_lc_rs::kx_group::{X25519, X25519MLKEM768};
+        let kx_groups = match self {
+            KeyPolicy::ClassicalOk if cfg!(feature = "pq") => vec![X25519MLKEM768, X25519],
+            KeyPolicy::ClassicalOk => vec![X25519, X25519MLKEM768],
+            KeyPolicy::PqOnly => vec![X25519MLKEM768],
+            KeyPolicy::ClassicalOnly => vec![X25519],
+        };
+        Arc::new(CryptoProvider { kx_groups, ..aws_lc_rs::default_provider() })
+    }
+}
+
+/// TCP with TLS 1.3.
+pub struct TcpTls {
+    client: ClientConfig,
+    server: Arc<ServerConfig>,
+}
+
+impl TcpTls {
+    /// The transport of this node.
+    ///
+    /// # Errors
+    /// [`NetError::Handshake`] if the TLS library refuses its own defaults, which is a mistake in its build.
+    pub fn new(identity: &Identity, policy: KeyPolicy) -> Result<Self, NetError> {
+        let provider = policy.provider();
+        let versions = &[&rustls::version::TLS13];
+        let refused = |error: Error| NetError::Handshake { message: error.to_string() };
+        let key = HandshakeKey::certified(identity);
+
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)
+            .map_err(refused)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(PeerKey { expected: None }))
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&key))));
+        client.resumption = Resumption::disabled();
+        client.enable_early_data = false;
+        client.enable_sni = false;
+
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)
+            .map_err(refused)?
+            .with_client_cert_verifier(Arc::new(PeerKey { expected: None }))
+            .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        server.max_early_data_size = 0;
+        Ok(TcpTls { client, server: Arc::new(server) })
+    }
+
+    async fn connect(&self, addr: SocketAddr, peer: NodeId, alpn: &'static str) -> Result<Link, NetError> {
+        let unreachable =
+            |error: io::Error| NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() };
+        let tcp = TcpStream::connect(addr).await.map_err(unreachable)?;
+        tune(&tcp).map_err(unreachable)?;
+        let mut config = self.client.clone();
+        config.dangerous().set_certificate_verifier(Arc::new(PeerKey { expected: Some(peer) }));
+        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+        // Not sent, and not checked: the key is the name.
+        let name = ServerName::IpAddress(addr.ip().into());
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
+        let stream = stream.map_err(|error| refusal(&error, alpn))?;
+        let session = stream.get_ref().1;
+        // A server may leave the choice out, and then it serves something else.
+        if session.alpn_protocol() != Some(alpn.as_bytes()) {
+            return Err(NetError::ProtocolRefused { alpn });
+        }
+        let (peer_key, group) = proved(session)?;
+        Ok(Link { peer: peer_key.node_id(), peer_key, alpn, remote: addr, group, stream: Box::new(stream) })
+    }
+}
+
+impl fmt::Debug for TcpTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TcpTls")
+    }
+}
+
+impl Transport for TcpTls {
+    fn dial<'a>(
+        &'a self,
+        addr: SocketAddr,
+        peer: NodeId,
+        alpn: &'static str,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Link, NetError>> {
+        Box::pin(async move { deadline.limit("dial", self.connect(addr, peer, alpn)).await? })
+    }
+
+    fn listen(&self, addr: SocketAddr) -> Result<Box<dyn Listener>, NetError> {
+        let listener = bind(addr).map_err(|error| NetError::Listen {
+            addr,
+            kind: error.kind(),
+            message: error.to_string(),
+        });
+        let (tcp, local) = listener?;
+        Ok(Box::new(TcpTlsListener { tcp, local, config: Arc::clone(&self.server) }))
+    }
+}
+
+fn bind(addr: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    // A restart must not wait for the connections of the last run to be forgotten.
+    socket.set_reuse_address(true)?;
+    if addr.is_ipv6() {
+        // So that `[::]` and `0.0.0.0` can both be listened on, whatever the system's default.
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    let tcp = TcpListener::from_std(socket.into())?;
+    let local = tcp.local_addr()?;
+    Ok((tcp, local))
+}
+
+/// Small frames go out at once, and a peer that vanished is noticed.
+fn tune(tcp: &TcpStream) -> io::Result<()> {
+    tcp.set_nodelay(true)?;
+    SockRef::from(tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))
+}
+
+struct TcpTlsListener {
+    tcp: TcpListener,
+    local: SocketAddr,
+    config: Arc<ServerConfig>,
+}
+
+impl fmt::Debug for TcpTlsListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpTlsListener({})", self.local)
+    }
+}
+
+impl Listener for TcpTlsListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn accept(&self) -> BoxFuture<'_, io::Result<Box<dyn Incoming>>> {
+        Box::pin(async {
+            let (tcp, remote) = self.tcp.accept().await?;
+            let incoming = TcpTlsIncoming { tcp, remote, config: Arc::clone(&self.config) };
+            Ok(Box::new(incoming) as Box<dyn Incoming>)
+        })
+    }
+}
+
+struct TcpTlsIncoming {
+    tcp: TcpStream,
+    remote: SocketAddr,
+    config: Arc<ServerConfig>,
+}
+
+impl TcpTlsIncoming {
+    async fn run(self, protocols: &[&'static str]) -> Result<Link, NetError> {
+        let TcpTlsIncoming { tcp, remote, config } = self;
+        tune(&tcp).map_err(|error| NetError::Handshake { message: error.to_string() })?;
+        let mut config = ServerConfig::clone(&config);
+        config.alpn_protocols = protocols.iter().map(|alpn| alpn.as_bytes().to_vec()).collect();
+        let stream = TlsAcceptor::from(Arc::new(config)).accept(tcp).await;
+        let mut stream = stream.map_err(|error| refusal(&error, "any"))?;
+        let session = stream.get_ref().1;
+        let chosen = session.alpn_protocol().unwrap_or_default();
+        // A client that names no protocol gets this far, and so does anyone while nothing is registered.
+        let Some(alpn) = protocols.iter().find(|alpn| alpn.as_bytes() == chosen) else {
+            let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
+            return Err(NetError::ProtocolRefused { alpn: "any" });
+        };
+        let (peer_key, group) = proved(session)?;
+        Ok(Link { peer: peer_key.node_id(), peer_key, alpn, remote, group, stream: Box::new(stream) })
+    }
+}
+
+impl Incoming for TcpTlsIncoming {
+    fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    fn spoke(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            // Not `readable()`, which is also true for no reason; an error counts, and the handshake will tell it.
+            let _ = self.tcp.peek(&mut [0]).await;
+        })
+    }
+
+    fn handshake(
+        self: Box<Self>,
+        protocols: Arc<[&'static str]>,
+    ) -> BoxFuture<'static, Result<Link, NetError>> {
+        Box::pin(async move { self.run(&protocols).await })
+    }
+}
+
+/// Whose key was shown, and what protects the session. Only asked after a handshake that checked both.
+fn proved(session: &rustls::CommonState) -> Result<(PublicKey, KeyGroup), NetError> {
+    let shown = session.peer_certificates().and_then(|shown| shown.first());
+    let key = shown.and_then(|shown| key_in(shown).ok()).ok_or(NetError::NoIdentity)?;
+    match session.negotiated_key_exchange_group().map(|group| group.name()) {
+        Some(NamedGroup::X25519MLKEM768) => Ok((key, KeyGroup::X25519MlKem768)),
+        Some(NamedGroup::X25519) => Ok((key, KeyGroup::X25519)),
+        _ => Err(NetError::BelowPolicy),
+    }
+}
+
+/// What a failed handshake means to who asked for it.
+fn refusal(error: &io::Error, alpn: &'static str) -> NetError {
+    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
+        return NetError::Handshake { message: error.to_string() };
+    };
+    match tls {
+        Error::InvalidCertificate(CertificateError::Other(OtherError(inner))) => {
+            match inner.downcast_ref::<SomebodyElse>() {
+                Some(&SomebodyElse { expected, found }) => NetError::WrongIdentity { expected, found },
+                None => NetError::NoIdentity,
+            }
+        }
+        // The last: somebody who has certificates, or nothing, where we have keys.
+        Error::InvalidCertificate(_)
+        | Error::NoCertificatesPresented
+        | Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => {
+            NetError::NoIdentity
+        }
+        Error::NoApplicationProtocol | Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+            NetError::ProtocolRefused { alpn }
+        }
+        // The only thing that two of our own kind can disagree about without an alert of its own.
+        Error::PeerIncompatible(PeerIncompatible::NoKxGroupsInCommon)
+        | Error::AlertReceived(AlertDescription::HandshakeFailure) => NetError::BelowPolicy,
+        Error::PeerIncompatible(
+            PeerIncompatible::Tls12NotOffered
+            | PeerIncompatible::Tls12NotOfferedOrEnabled
+            | PeerIncompatible::ServerDoesNotSupportTls12Or13
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig
+            | PeerIncompatible::SupportedVersionsExtensionRequired,
+        )
+        | Error::AlertReceived(AlertDescription::ProtocolVersion) => NetError::NotTls13,
+        other => NetError::Handshake { message: other.to_string() },
+    }
+}
+
+/// Carried through the TLS library from the check of the key to who dialled.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("expected node {expected}, found {found}")]
+struct SomebodyElse {
+    expected: NodeId,
+    found: NodeId,
+}
+
+/// Signs handshakes with the node's key, which stays where it is.
+#[derive(Debug, Clone)]
+struct HandshakeKey {
+    identity: Identity,
+    spki: [u8; 44],
+}
+
+impl HandshakeKey {
+    fn certified(identity: &Identity) -> Arc<CertifiedKey> {
+        let mut spki = [0; 44];
+        spki[..12].copy_from_slice(&SPKI_PREFIX);
+        spki[12..].copy_from_slice(identity.public_key().as_bytes());
+        let shown = vec![CertificateDer::from(spki.to_vec())];
+        Arc::new(CertifiedKey::new(shown, Arc::new(HandshakeKey { identity: identity.clone(), spki })))
+    }
+}
+
+impl SigningKey for HandshakeKey {
+    fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+        offered.contains(&SignatureScheme::ED25519).then(|| Box::new(self.clone()) as Box<dyn Signer>)
+    }
+
+    fn public_key(&self) -> Option<SubjectPublicKeyInfoDer<'_>> {
+        Some(SubjectPublicKeyInfoDer::from(&self.spki[..]))
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        SignatureAlgorithm::ED25519
+    }
+}
+
+impl Signer for HandshakeKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        Ok(self.identity.sign_handshake(message).to_vec())
+    }
+
+    fn scheme(&self) -> SignatureScheme {
+        SignatureScheme::ED25519
+    }
+}
+
+/// Checks the key that a peer shows: that it is one, that it is the expected one, and that the peer holds it.
+#[derive(Debug)]
+struct PeerKey {
+    expected: Option<NodeId>,
+}
+
+impl PeerKey {
+    fn check(&self, shown: &CertificateDer<'_>, more: &[CertificateDer<'_>]) -> Result<(), Error> {
+        if !more.is_empty() {
+            return Err(CertificateError::BadEncoding.into());
+        }
+        let found = key_in(shown)?.node_id();
+        match self.expected {
+            Some(expected) if expected != found => {
+                let why = SomebodyElse { expected, found };
+                Err(CertificateError::Other(OtherError(Arc::new(why))).into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The key in exactly the one encoding that an ed25519 key has.
+fn key_in(shown: &CertificateDer<'_>) -> Result<PublicKey, Error> {
+    let key = shown.strip_prefix(&SPKI_PREFIX).and_then(|key| <[u8; 32]>::try_from(key).ok());
+    key.map(PublicKey::from_bytes).ok_or(CertificateError::BadEncoding.into())
+}
+
+/// Strict, as everywhere: a key of small order would prove itself to anyone.
+fn check_signature(
+    message: &[u8],
+    shown: &CertificateDer<'_>,
+    signed: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    let signature = <&[u8; 64]>::try_from(signed.signature()).map_err(|_| CertificateError::BadSignature)?;
+    if signed.scheme != SignatureScheme::ED25519 {
+        return Err(CertificateError::BadSignature.into());
+    }
+    key_in(shown)?.verify_bytes(message, signature).map_err(|_| CertificateError::BadSignature)?;
+    Ok(HandshakeSignatureValid::assertion())
+}
+
+impl ServerCertVerifier for PeerKey {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        more: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(shown, more).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOfferedOrEnabled.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        check_signature(message, shown, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for PeerKey {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        more: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(shown, more).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOfferedOrEnabled.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        check_signature(message, shown, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+mod tests {
+    use super::*;
+
+    const PROTOCOLS: [&str; 1] = ["test/1"];
+
+    fn node(seed: u8) -> (Identity, TcpTls) {
+        let identity = Identity::from_seed(&[seed; 32]);
+        let transport = TcpTls::new(&identity, KeyPolicy::default()).expect("the library's own defaults");
+        (identity, transport)
+    }
+
+    /// What the accepting end says of a client with this configuration.
+    async fn accept(client: ClientConfig) -> Result<Link, NetError> {
+        let (_, server) = node(1);
+        let listener = server.listen(([127, 0, 0, 1], 0).into()).expect("a free port");
+        let addr = listener.local_addr();
+        let dial = async {
+            let tcp = TcpStream::connect(addr).await.expect("it listens");
+            let name = ServerName::IpAddress(addr.ip().into());
+            // In TLS 1.3 a client is done before the server has judged it.
+            let _ = TlsConnector::from(Arc::new(client)).connect(name, tcp).await;
+        };
+        let accept = async {
+            let incoming = listener.accept().await.expect("somebody dials");
+            incoming.handshake(Arc::new(PROTOCOLS)).await
+        };
+        let both = async { tokio::join!(accept, dial).0 };
+        Deadline::after(Duration::from_secs(5)).limit("test", both).await.expect("in time")
+    }
+
+    fn client() -> ClientConfig {
+        let mut client = node(2).1.client;
+        client.alpn_protocols = vec![b"test/1".to_vec()];
+        client
+    }
+
+    /// One identity's key on show, another's behind it.
+    fn forged() -> Arc<CertifiedKey> {
+        let shown = HandshakeKey::certified(&node(3).0);
+        let mut spki = [0; 44];
+        spki.copy_from_slice(&shown.cert[0]);
+        Arc::new(CertifiedKey::new(shown.cert.clone(), Arc::new(HandshakeKey { identity: node(4).0, spki })))
+    }
+
+    /// The control: the same path with nothing wrong.
+    #[tokio::test]
+    async fn an_honest_client_is_known() {
+        assert_eq!(accept(client()).await.unwrap().peer, node(2).0.node_id());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_names_no_protocol_is_refused() {
+        let mut client = client();
+        client.alpn_protocols.clear();
+        assert_eq!(accept(client).await.unwrap_err(), NetError::ProtocolRefused { alpn: "any" });
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_key_is_refused() {
+        let mut client = ClientConfig::builder_with_provider(KeyPolicy::default().provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(PeerKey { expected: None }))
+            .with_no_client_auth();
+        client.alpn_protocols = vec![b"test/1".to_vec()];
+        assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_shows_a_key_it_does_not_hold_is_refused() {
+        let mut client = client();
+        client.client_auth_cert_resolver = Arc::new(AlwaysResolvesClientRawPublicKeys::new(forged()));
+        assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_shows_a_key_it_does_not_hold_is_refused() {
+        let (_, mut server) = node(1);
+        let mut config = ServerConfig::clone(&server.server);
+        config.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged()));
+        server.server = Arc::new(config);
+        let listener = server.listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let accept = async { listener.accept().await.unwrap().handshake(Arc::new(PROTOCOLS)).await };
+        let (_, dialler) = node(2);
+        let soon = Deadline::after(Duration::from_secs(5));
+        // Even though it is the key that was asked for.
+        let dial = dialler.dial(listener.local_addr(), node(3).0.node_id(), PROTOCOLS[0], soon);
+        let (accepted, dialled) = tokio::join!(accept, dial);
+        assert_eq!(dialled.unwrap_err(), NetError::NoIdentity);
+        assert!(accepted.is_err());
+    }
+
+    #[test]
+    fn a_key_has_one_encoding() {
+        let honest = HandshakeKey::certified(&node(1).0).cert[0].to_vec();
+        assert_eq!(key_in(&honest.clone().into()), Ok(node(1).0.public_key()));
+        for wrong in [Vec::new(), honest[..43].to_vec(), [&honest[..], &[0]].concat(), vec![0; 44]] {
+            assert!(key_in(&wrong.into()).is_err());
+        }
+        let mut other_algorithm = honest;
+        other_algorithm[8] = 0x6e; // x25519
+        assert!(key_in(&other_algorithm.into()).is_err());
+    }
+}

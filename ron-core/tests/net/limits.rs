@@ -1,0 +1,111 @@
+//! Every limit in front of a link, turned.
+
+use std::time::Duration;
+
+use ron_core::{Counter, LaneSpec, net::NetError, now};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::{EndpointSettings, Node, eventually, promptly, quick, soon};
+
+#[tokio::test]
+async fn an_address_has_only_so_many_places_and_gets_them_back() {
+    let here = Node::start(EndpointSettings::default());
+    let there = Node::start(EndpointSettings { connections_per_ip_max: 2, ..EndpointSettings::default() });
+    let _dialled = (here.dial(&there).await.unwrap(), here.dial(&there).await.unwrap());
+    let first = promptly(there.inbox.recv()).await.unwrap();
+    let _second = promptly(there.inbox.recv()).await.unwrap();
+
+    let refused = here.dial(&there).await.unwrap_err();
+    assert!(matches!(refused, NetError::Handshake { .. }), "{refused:?}");
+    assert!(refused.is_retryable());
+    assert_eq!(there.count(Counter::BusyRejections, "net_accept"), 1);
+    assert_eq!(there.endpoint.connections(), 2);
+
+    drop(first);
+    assert!(here.dial(&there).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_whole_endpoint_has_only_so_many_places() {
+    let here = Node::start(EndpointSettings::default());
+    let there = Node::start(EndpointSettings { connections_max: 3, ..EndpointSettings::default() });
+    let mut links = Vec::new();
+    for _ in 0..3 {
+        links.push(here.dial(&there).await.unwrap());
+    }
+    assert!(here.dial(&there).await.is_err());
+    assert_eq!(there.endpoint.connections(), 3);
+}
+
+#[tokio::test]
+async fn a_full_lane_closes_the_link_and_counts_it() {
+    const SMALL: LaneSpec = LaneSpec::new("test", "small", 1);
+    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));
+    let inbox = there.endpoint.register("test/small/1", SMALL).unwrap();
+    let dial = || here.endpoint.connect(there.id(), there.endpoint.local_addrs(), "test/small/1", soon());
+    let mut kept = dial().await.unwrap();
+    eventually("it is queued", || inbox.depth() == 1).await;
+    let mut closed = dial().await.unwrap();
+    assert_eq!(promptly(closed.stream.read(&mut [0])).await.unwrap(), 0, "an end, not a reset");
+    assert_eq!(there.count(Counter::BusyRejections, "small"), 1);
+    eventually("it was counted", || there.count(Counter::HandshakeFailures, "busy") == 1).await;
+    eventually("its place is free", || there.endpoint.connections() == 1).await;
+
+    let mut accepted = promptly(inbox.recv()).await.unwrap();
+    kept.stream.write_all(b"x").await.unwrap();
+    promptly(accepted.stream.read_exact(&mut [0])).await.unwrap();
+    assert!(dial().await.is_ok());
+}
+
+/// Silent from the start, or silent after the first bytes of a ClientHello: both are closed in time.
+#[tokio::test]
+async fn a_slow_handshake_is_closed() {
+    let node = Node::start(quick());
+    for (at, hello) in [&b""[..], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01][..]].into_iter().enumerate() {
+        let began = now();
+        let mut slow = TcpStream::connect(node.addr()).await.unwrap();
+        slow.write_all(hello).await.unwrap();
+        // A reset counts as closed too.
+        let _ = promptly(slow.read(&mut [0; 64])).await;
+        let took = now() - began;
+        assert!((Duration::from_millis(150)..Duration::from_secs(2)).contains(&took), "{took:?}");
+        let counted = at as u64 + 1;
+        eventually("it was counted", || node.count(Counter::HandshakeFailures, "timeout") == counted).await;
+    }
+    eventually("the places are free", || node.endpoint.connections() == 0).await;
+}
+
+/// Who has begun to speak holds a place among the handshakes, but not for longer than the timeout.
+#[tokio::test]
+async fn handshakes_take_turns() {
+    let here = Node::start(EndpointSettings::default());
+    let there = Node::start(EndpointSettings {
+        handshakes_max: 1,
+        handshake_timeout: Duration::from_millis(600),
+        ..quick()
+    });
+    let mut stuck = TcpStream::connect(there.addr()).await.unwrap();
+    stuck.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let began = now();
+    here.dial(&there).await.unwrap();
+    let waited = now() - began;
+    assert!(waited >= Duration::from_millis(150), "it did not wait: {waited:?}");
+}
+
+#[tokio::test]
+async fn garbage_is_a_failed_handshake_and_no_more() {
+    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 1000], &[0; 5]] {
+        let mut tcp = TcpStream::connect(there.addr()).await.unwrap();
+        tcp.write_all(garbage).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = promptly(tcp.read_to_end(&mut answer)).await;
+    }
+    eventually("all were counted", || there.count(Counter::HandshakeFailures, "handshake") == 3).await;
+    assert!(here.dial(&there).await.is_ok());
+    assert!(there.supervisor.failure().is_none());
+}
