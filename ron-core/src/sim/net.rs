@@ -14,7 +14,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -218,6 +218,9 @@ impl SimNet {
         if state.dead.contains(&addr.ip()) {
             return Err(io::ErrorKind::NetworkDown.into());
         }
+        // Port 0 is any free one, as everywhere.
+        let addr =
+            if addr.port() == 0 { SocketAddr::new(addr.ip(), state.free_port(addr.ip())) } else { addr };
         if state.listeners.get(&addr).is_some_and(|lane| !lane.is_closed()) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -287,9 +290,7 @@ impl SimNet {
         let Some(listener) = state.listeners.get(&to).filter(|lane| !lane.is_closed()).cloned() else {
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
-        let port = state.ports.entry(from).or_insert(32_767);
-        *port = port.checked_add(1).unwrap_or(32_768);
-        let from = SocketAddr::new(from, *port);
+        let from = SocketAddr::new(from, state.free_port(from));
         let (there, back) = (Arc::new(Pipe::new(from, to)), Arc::new(Pipe::new(to, from)));
         state.pipes.retain(|pipe| pipe.strong_count() > 0);
         state.pipes.extend([Arc::downgrade(&there), Arc::downgrade(&back)]);
@@ -328,6 +329,12 @@ impl State {
             };
         }
         self.trace.update(&(bytes as u64).to_be_bytes());
+    }
+
+    fn free_port(&mut self, machine: IpAddr) -> u16 {
+        let port = self.ports.entry(machine).or_insert(32_767);
+        *port = port.checked_add(1).unwrap_or(32_768);
+        *port
     }
 
     fn reaches(&self, from: IpAddr, to: IpAddr) -> bool {
@@ -542,57 +549,64 @@ impl SimStream {
     }
 }
 
+impl SimStream {
+    /// Resolves when something can be read: bytes, the end, or that the stream was reset.
+    pub async fn readable(&mut self) {
+        let _ = std::future::poll_fn(|cx| self.poll_arrived(cx)).await;
+    }
+
+    /// Waits for the first packet.
+    fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut state = self.incoming.lock();
+            if state.reader_is_dead {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let arrives = state.packets.front().and_then(|packet| packet.arrives);
+            if arrives.is_some_and(|arrives| arrives <= crate::now()) {
+                return Poll::Ready(Ok(()));
+            }
+            state.reader = Some(cx.waker().clone());
+            drop(state);
+            let Some(arrives) = arrives else { return Poll::Pending };
+            let arrival = self.arrival.get_or_insert_with(|| Box::pin(sleep_until(arrives)));
+            if arrival.deadline() != arrives {
+                arrival.as_mut().reset(arrives);
+            }
+            if arrival.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.arrival = None;
+        }
+    }
+}
+
 impl AsyncRead for SimStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        loop {
-            let mut state = this.incoming.lock();
-            if state.reader_is_dead {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-            }
-            let Some(arrives) = state.packets.front().and_then(|packet| packet.arrives) else {
-                state.reader = Some(cx.waker().clone());
-                return Poll::Pending;
-            };
-            if arrives > crate::now() {
-                state.reader = Some(cx.waker().clone());
-                drop(state);
-                let arrival = this.arrival.get_or_insert_with(|| Box::pin(sleep_until(arrives)));
-                if arrival.deadline() != arrives {
-                    arrival.as_mut().reset(arrives);
-                }
-                match arrival.as_mut().poll(cx) {
-                    Poll::Ready(()) => {
-                        this.arrival = None;
-                        continue;
-                    }
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-            let PipeState { packets, under_way, writer, .. } = &mut *state;
-            let Some(packet) = packets.front_mut() else { return Poll::Pending };
-            if packet.bytes.is_empty() {
-                // The end stays the end, however often it is read.
-                return Poll::Ready(Ok(()));
-            }
-            let taken = packet.bytes.len().min(buf.remaining());
-            buf.put_slice(&packet.bytes[..taken]);
-            packet.bytes.advance(taken);
-            *under_way -= taken;
-            if packet.bytes.is_empty() {
-                packets.pop_front();
-            }
-            let writer = writer.take();
-            drop(state);
-            if let Some(writer) = writer {
-                writer.wake();
-            }
+        ready!(self.poll_arrived(cx))?;
+        let mut state = self.incoming.lock();
+        let PipeState { packets, under_way, writer, .. } = &mut *state;
+        // The end of the stream is a packet without bytes. It stays, so that the end is read however often.
+        let Some(packet) = packets.front_mut().filter(|packet| !packet.bytes.is_empty()) else {
             return Poll::Ready(Ok(()));
+        };
+        let taken = packet.bytes.len().min(buf.remaining());
+        buf.put_slice(&packet.bytes[..taken]);
+        packet.bytes.advance(taken);
+        *under_way -= taken;
+        if packet.bytes.is_empty() {
+            packets.pop_front();
         }
+        let writer = writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
