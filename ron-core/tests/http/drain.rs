@@ -1,6 +1,12 @@
 //! Stopping: readiness first, what has begun is finished, what is new is refused, health to the last.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{Router, routing::get};
 use ron_core::Stopped;
@@ -8,11 +14,24 @@ use tokio::sync::Notify;
 
 use super::{Host, short, until};
 
-/// A route that answers when told to.
-fn held(go: &Arc<Notify>) -> Router {
-    let go = Arc::clone(go);
+/// Requests that are answered when told to. Connected is not begun: tests wait for `begun`.
+#[derive(Default)]
+struct Work {
+    go: Notify,
+    begun: AtomicUsize,
+}
+
+impl Work {
+    fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+}
+
+fn held(work: &Arc<Work>) -> Router {
+    let work = Arc::clone(work);
     let held = get(async move || {
-        go.notified().await;
+        work.begun.fetch_add(1, Ordering::SeqCst);
+        work.go.notified().await;
         "done"
     });
     Router::new().route("/held", held).route("/quick", get(async || "quick"))
@@ -24,8 +43,8 @@ fn ask(path: &str) -> String {
 
 #[tokio::test]
 async fn a_drain_finishes_what_has_begun_and_refuses_the_rest() {
-    let go = Arc::new(Notify::new());
-    let host = Host::start(held(&go), short()).await;
+    let work = Arc::new(Work::default());
+    let host = Host::start(held(&work), short()).await;
     let mut working = host.send(ask("/held")).await;
     let mut idle = host.send(ask("/quick")).await;
     assert_eq!(idle.answer().await.status, 200);
@@ -33,6 +52,7 @@ async fn a_drain_finishes_what_has_begun_and_refuses_the_rest() {
     let mut begun = host.send("GET /quick HTTP/1.1\r\nhost: local").await;
     let mut begun_health = host.send("GET /healthz HTTP/1.1\r\nhost: local").await;
     until("all are seated", || host.server.connections() == 5).await;
+    until("the work has begun", || work.begun() == 1).await;
     assert_eq!(host.get("/readyz").await.status, 200);
 
     let server = host.server.clone();
@@ -62,7 +82,7 @@ async fn a_drain_finishes_what_has_begun_and_refuses_the_rest() {
     assert!(answer.text().contains("draining"), "{}", answer.text());
     assert_eq!(answer.json()["reads"], false);
 
-    go.notify_one();
+    work.go.notify_one();
     let answer = working.answer().await;
     assert_eq!((answer.status, &*answer.text(), answer.header("connection")), (200, "done", "close"));
     let stopped: Stopped = stopping.await;
@@ -75,9 +95,10 @@ async fn a_drain_finishes_what_has_begun_and_refuses_the_rest() {
 async fn what_does_not_end_is_cut_at_the_deadline() {
     let mut settings = short();
     settings.drain = Duration::from_millis(300);
-    let host = Host::start(held(&Arc::new(Notify::new())), settings).await;
+    let work = Arc::new(Work::default());
+    let host = Host::start(held(&work), settings).await;
     let working = host.send(ask("/held")).await;
-    until("it is served", || host.server.connections() == 1).await;
+    until("it is served", || work.begun() == 1).await;
     let stopped = host.server.shutdown().await;
     assert!(stopped.aborted >= 1, "{stopped:?}");
     assert!(stopped.elapsed < Duration::from_secs(2), "{stopped:?}");
@@ -86,7 +107,7 @@ async fn what_does_not_end_is_cut_at_the_deadline() {
 
 #[tokio::test]
 async fn a_host_that_stops_takes_its_server_along() {
-    let host = Host::start(held(&Arc::new(Notify::new())), short()).await;
+    let host = Host::start(held(&Arc::default()), short()).await;
     assert_eq!(host.get("/quick").await.status, 200);
     assert!(host.ready.status().reads);
     host.supervisor.shutdown().await;
@@ -96,7 +117,7 @@ async fn a_host_that_stops_takes_its_server_along() {
 
 #[tokio::test]
 async fn dropping_the_last_handle_stops_it() {
-    let host = Host::start(held(&Arc::new(Notify::new())), short()).await;
+    let host = Host::start(held(&Arc::default()), short()).await;
     let (address, supervisor) = (host.address, host.supervisor.clone());
     drop(host);
     for _ in 0..200 {
@@ -112,9 +133,10 @@ async fn dropping_the_last_handle_stops_it() {
 /// A client that goes away takes its work with it.
 #[tokio::test]
 async fn a_client_that_leaves_ends_its_request() {
-    let host = Host::start(held(&Arc::new(Notify::new())), short()).await;
+    let work = Arc::new(Work::default());
+    let host = Host::start(held(&work), short()).await;
     let working = host.send(ask("/held")).await;
-    until("it is served", || host.server.connections() == 1).await;
+    until("it is served", || work.begun() == 1).await;
     drop(working);
     until("it is over", || host.server.connections() == 0).await;
 }

@@ -1,6 +1,13 @@
 //! What every route gets: problems, correlation, deadlines, places, panics that stay small, metrics, health.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     Extension, Router,
@@ -116,13 +123,19 @@ async fn a_panic_stays_small() {
 async fn places_are_counted_per_route() {
     let metrics = Metrics::default();
     let guard = Guard::new("narrow").in_flight(2).metrics(&metrics);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&begun);
+    let never = get(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        never()
+    });
     let narrow = Router::new()
-        .route("/narrow", get(never).layer(guard))
+        .route("/narrow", never.layer(guard))
         .route("/wide", get(async || "wide").layer(Guard::new("wide").in_flight(1)));
     let host = Host::start(narrow, short()).await;
     let ask = "GET /narrow HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let held = [host.send(ask).await, host.send(ask).await];
-    super::until("both are served", || host.server.connections() == 2).await;
+    super::until("both are served", || begun.load(Ordering::SeqCst) == 2).await;
     for _ in 0..3 {
         host.ask(ask).await.is_problem(429, "busy");
         assert_eq!(host.get("/wide").await.text(), "wide");

@@ -3,7 +3,10 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -105,14 +108,20 @@ async fn health_answers_amid_slowloris() {
 /// Health passes none of the limits of the work: all places of the routes taken, and all seats but one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_answers_while_the_work_is_saturated() {
-    let stuck = get(async || std::future::pending::<()>().await);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&begun);
+    let stuck = get(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        std::future::pending::<()>()
+    });
     let router = Router::new().route("/stuck", stuck.layer(Guard::new("stuck").in_flight(20)));
     let host = Host::start(router, short()).await;
     let mut busy = Vec::new();
     for _ in 0..20 {
         busy.push(host.send("GET /stuck HTTP/1.1\r\nhost: localhost\r\n\r\n").await);
     }
-    until("all are served", || host.server.connections() == 20).await;
+    // Connected is not begun: a place is taken when the request has been read.
+    until("all are served", || begun.load(Ordering::SeqCst) == 20).await;
     let answer = host.get("/stuck").await;
     answer.is_problem(429, "busy");
     assert_eq!(answer.header("retry-after"), "1");
