@@ -40,12 +40,12 @@
 mod disk;
 mod inodes;
 mod net;
-#[cfg(feature = "net")]
+#[cfg(all(feature = "net", not(ron_loom)))]
 mod transport;
 mod world;
 
 pub use disk::{Call, CrashStyle, Fault, SimDisk};
 pub use net::{BACKLOG, Latency, Line, SimListener, SimNet, SimStream};
-#[cfg(feature = "net")]
+#[cfg(all(feature = "net", not(ron_loom)))]
 pub use transport::SimTransport;
 pub use world::{NODE, Sim, SimNode};
