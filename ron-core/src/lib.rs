@@ -35,8 +35,8 @@
 //! # What it refuses to do
 //!
 //! It creates no runtime, installs no signal handler, no subscriber and no global registry, opens no socket that it
-//! was not told to, and never ends the process. A host owns all of these. There is no unbounded queue, no task that nobody joins and no
-//! `Drop` that blocks; if you need one, this is the wrong crate.
+//! was not told to, and never ends the process. A host owns all of these. There is no unbounded queue, no task that
+//! nobody joins and no `Drop` that blocks; if you need one, this is the wrong crate.
 //!
 //! # Tracing
 //!

@@ -237,6 +237,18 @@ async fn the_pause_in_a_refusal_follows_the_rate_of_draining() {
 type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), CallError>>>>;
 
 #[tokio::test(start_paused = true)]
+async fn a_builder_may_override_the_capacity_and_a_refused_item_comes_back() {
+    let (registry, metrics) = registered();
+    let asked_for = ron_core::Capacity::new("lanes.work", 1).unwrap();
+    let (lane, _inbox) = Lane::open(WORK.with_capacity(asked_for), &metrics);
+    lane.try_push("first").unwrap();
+    let Err((refusal, item)) = lane.try_push_or_return("second") else { panic!("one is the capacity") };
+    assert!(matches!(refusal, CallError::Busy { what: "work", .. }), "{refusal:?}");
+    assert_eq!(item, "second");
+    assert_eq!(series(&registry, "queue_capacity{queue=\"work\"}"), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_gives_up_lets_the_next_one_in() {
     let (lane, inbox) = lane::<Option<Reply<()>>>(LaneSpec::new("test", "work", 1));
     let mut call = Box::pin(lane.call("ask", soon(), Some));
