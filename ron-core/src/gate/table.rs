@@ -3,7 +3,9 @@
 //! A shard is an array cut into sets of eight ways; a key belongs to one set, chosen by a hash that outsiders cannot
 //! predict, so nobody can aim at the neighbours of a victim. A new key takes the way in its set that is worth least:
 //! an empty one, then a one-time visitor that owes nothing, then one that does, and only then a client that came
-//! back, of whom the one with the least standing goes. Ways with calls in flight are never taken.
+//! back, of whom the one with the least standing goes. Ways with calls in flight are never taken, and while a one-time
+//! visitor keeps its way by a call in flight, no client that came back gives up its own: strangers who stay compete
+//! with strangers.
 //!
 //! A client that came back goes last even when it owes nothing. It would cost nothing to forget its debt, but to
 //! forget that it came back would make it a newcomer, and in a flood newcomers are the ones who are refused.
@@ -125,7 +127,8 @@ impl Shard {
         Shard { limits, entries: vec![Entry::VACANT; sets * WAYS].into_boxed_slice() }
     }
 
-    /// The way of `key` in `set`, or the one it would take. Nothing if every way has calls in flight.
+    /// The way of `key` in `set`, or the one it would take. Nothing if every way has calls in flight, or if only
+    /// clients that came back could make room while one-time visitors are inside.
     pub(super) fn seat(&self, set: usize, key: ClientKey, now: u64) -> Option<Seat> {
         let first = set * WAYS;
         let ways = &self.entries[first..first + WAYS];
@@ -135,6 +138,10 @@ impl Shard {
         let worth_least = (0..WAYS)
             .filter(|way| ways[*way].in_flight == 0)
             .min_by_key(|way| ways[*way].worth(&self.limits, now))?;
+        let came_back = |entry: &Entry| entry.standing_at(second(now)) > 0;
+        if came_back(&ways[worth_least]) && !ways.iter().all(came_back) {
+            return None;
+        }
         Some(Seat { slot: first + worth_least, newcomer: true })
     }
 
@@ -324,6 +331,34 @@ mod tests {
         shard.leave(seat.slot);
         assert_eq!(visit(&mut shard, 9, 1_000 * SECOND, false), Some(true));
         assert!(!knows(&shard, 3));
+    }
+
+    #[test]
+    fn strangers_who_stay_push_nobody_out_who_came_back() {
+        let mut shard = shard();
+        for _ in 0..2 {
+            visit(&mut shard, 1, 0, false);
+        }
+        for stranger in 2..=8 {
+            assert_eq!(visit(&mut shard, stranger, 0, true), Some(true));
+        }
+        assert_eq!(visit(&mut shard, 9, SECOND, false), None, "the only free way is a regular client's");
+        assert!(knows(&shard, 1));
+        let seat = shard.seat(0, key(5), SECOND).unwrap();
+        shard.leave(seat.slot);
+        assert_eq!(visit(&mut shard, 9, SECOND, false), Some(true));
+        assert!(knows(&shard, 1) && !knows(&shard, 5));
+    }
+
+    #[test]
+    fn a_set_of_regulars_still_lets_a_newcomer_in() {
+        let mut shard = shard();
+        for regular in 1..=8 {
+            for _ in 0..2 {
+                visit(&mut shard, regular, 0, false);
+            }
+        }
+        assert_eq!(visit(&mut shard, 9, SECOND, false), Some(true));
     }
 
     #[test]
