@@ -56,10 +56,12 @@ pub enum Counter {
     DialFailures,
     /// Links opened, by who opened them.
     LinksOpened,
+    /// Sessions that ended, by why.
+    SessionsClosed,
 }
 
 impl Counter {
-    const ALL: [Counter; 14] = [
+    const ALL: [Counter; 15] = [
         Counter::BusyRejections,
         Counter::QueueDropped,
         Counter::BusLagged,
@@ -74,6 +76,7 @@ impl Counter {
         Counter::HandshakeFailures,
         Counter::DialFailures,
         Counter::LinksOpened,
+        Counter::SessionsClosed,
     ];
 
     /// Those that every kind of task has.
@@ -108,6 +111,7 @@ impl Counter {
             }
             Counter::DialFailures => ("dial_failures", "Dials that came to no link", "reason"),
             Counter::LinksOpened => ("links_opened", "Links opened, by which side", "side"),
+            Counter::SessionsClosed => ("sessions_closed", "Sessions that ended, by why", "reason"),
         }
     }
 }

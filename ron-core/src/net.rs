@@ -2,12 +2,14 @@
 //!
 //! An [`Identity`] is an ed25519 key; its hash is the node's name. An [`Endpoint`] listens and dials, and yields
 //! [`Link`]s: byte streams whose other end has proved its name, over TCP and TLS 1.3 with raw public keys, or over
-//! any other [`Transport`]. [`oap`] is the frame format that our protocols speak on them.
+//! any other [`Transport`]. [`oap`] is the frame format that our protocols speak on them, and [`rpc`] is calls in both
+//! directions over one link per peer.
 
 mod endpoint;
 mod error;
 mod identity;
 pub mod oap;
+pub mod rpc;
 mod tls;
 mod transport;
 

@@ -7,6 +7,7 @@ mod abuse;
 mod identity;
 mod limits;
 mod links;
+mod rpc;
 mod simulated;
 
 use std::{future::Future, net::SocketAddr, time::Duration};
