@@ -7,7 +7,7 @@ use ron_core::net::{
     rpc::{Ask, Control, Fault},
 };
 
-pub fn rpc_envelope(data: &[u8]) {
+pub(crate) fn rpc_envelope(data: &[u8]) {
     let whole = Bytes::copy_from_slice(data);
     if let Ok((ask, body)) = Ask::decode(whole.clone()) {
         assert!(whole.ends_with(&body));
