@@ -1,5 +1,10 @@
 //! Every decision of the DHT, as plain values: no clock, no IO, no global randomness.
 
+pub mod addrs;
+mod cbor;
 mod key;
+pub mod records;
+pub mod schedule;
+pub mod signed;
 
 pub use key::{Contact, Key};
