@@ -6,5 +6,6 @@ mod key;
 pub mod records;
 pub mod schedule;
 pub mod signed;
+pub mod wire;
 
 pub use key::{Contact, Key};
