@@ -1,0 +1,5 @@
+//! Kademlia that answers in time.
+
+pub mod logic;
+
+pub use logic::{Contact, Key};

@@ -1,0 +1,11 @@
+//! Every decision of the DHT, as plain values: no clock, no IO, no global randomness.
+
+pub mod addrs;
+mod cbor;
+mod key;
+pub mod records;
+pub mod schedule;
+pub mod signed;
+pub mod wire;
+
+pub use key::{Contact, Key};
