@@ -1,5 +1,20 @@
 //! Kademlia that answers in time.
 
+mod actor;
+mod buckets;
+mod error;
+mod handle;
+mod inflight;
 pub mod logic;
+mod metrics;
+pub mod network;
+mod node;
+mod publish;
+mod search;
+mod settings;
 
+pub use error::DhtError;
+pub use handle::{Builder, Closest, Dht, Event, Found};
 pub use logic::{Contact, Key};
+pub use publish::{Provider, Published};
+pub use settings::{Preset, Settings};

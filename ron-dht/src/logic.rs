@@ -1,11 +1,20 @@
 //! Every decision of the DHT, as plain values: no clock, no IO, no global randomness.
+//!
+//! `now` is always the time since the node started, handed in by whoever has a clock.
 
 pub mod addrs;
 mod cbor;
+pub mod estimate;
 mod key;
+pub mod lookup;
+#[cfg(test)]
+mod pretend;
 pub mod records;
+mod rtt;
 pub mod schedule;
 pub mod signed;
+pub mod table;
 pub mod wire;
 
 pub use key::{Contact, Key};
+pub use rtt::Rtt;

@@ -140,6 +140,7 @@ impl EndpointBuilder {
         let group = supervisor.child("net", self.settings.drain, metrics.clone());
         let shared = Arc::new(Shared {
             node: self.identity.node_id(),
+            identity: self.identity,
             settings: self.settings,
             transport,
             gate,
@@ -170,6 +171,7 @@ pub struct Endpoint {
 
 struct Shared {
     node: NodeId,
+    identity: Identity,
     settings: EndpointSettings,
     transport: Arc<dyn Transport>,
     gate: Gate,
@@ -277,6 +279,12 @@ impl Endpoint {
     #[must_use]
     pub fn node_id(&self) -> NodeId {
         self.shared.node
+    }
+
+    /// Its identity, for subsystems that sign what they publish.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.shared.identity
     }
 
     /// Where it listens, in the order of the builder, with the ports that were really taken.

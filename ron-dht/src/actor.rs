@@ -1,0 +1,196 @@
+//! The tasks of a node that nobody calls: finding the network, keeping the table alive, saying our records again.
+
+use std::{sync::Arc, time::Duration};
+
+use ron_core::{BackoffPolicy, Deadline, Inbox, NodeId, ReadyGate, Restart, Stop, TaskSpec, now};
+
+use crate::{
+    Event,
+    inflight::InFlight,
+    logic::{
+        Contact, Key,
+        estimate::expected_buckets,
+        lookup::{Failure, Goal, Reason, Verdict},
+        wire::Request,
+    },
+    node::Node,
+    search::{Nearest, Plan, search},
+};
+
+pub(crate) const BOOTSTRAPPER: TaskSpec = TaskSpec::new("ron-dht", "bootstrapper")
+    .restart(Restart::PATIENT)
+    .what("asks the seeds until they answer, fills the table, says when the node is ready, refreshes quiet buckets");
+
+/// Between rounds of asking seeds that do not answer: quickly at first, for a node that started before its seeds.
+const SEEDS_BACKOFF: BackoffPolicy = BackoffPolicy::new(Duration::from_millis(100), Duration::from_secs(60));
+
+/// What a search of the bootstrapper may take.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pings that are out at once.
+const PINGS_AT_ONCE: usize = 8;
+
+/// Buckets beyond the expected ones that a refresh looks into.
+const REFRESH_SPARE: usize = 2;
+
+/// Finds the network and keeps up with it.
+pub(crate) async fn bootstrap(
+    node: Arc<Node>,
+    seeds: Arc<[Contact]>,
+    gates: Arc<Gates>,
+    seed: u64,
+    stop: Stop,
+) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
+    loop {
+        let answered = node.ask_seeds(&seeds).await;
+        gates.seeds(answered, &node, seeds.len());
+        let ready = answered >= node.settings.seeds_required.min(seeds.len()) && {
+            node.fill(&mut rng).await;
+            gates.buckets(&node)
+        };
+        // A node that is alone looks for others all the same, only not in a hurry.
+        let alone = node.buckets.filled() == 0;
+        let wait = if ready && !alone {
+            pause.reset();
+            // Jitter, so that a network that started together does not refresh together.
+            node.settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
+        } else {
+            pause.next_delay().max(Duration::from_millis(50))
+        };
+        tokio::select! {
+            biased;
+            () = stop.requested() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// The two gates of readiness.
+pub(crate) struct Gates {
+    pub(crate) seeds: ReadyGate,
+    pub(crate) buckets: ReadyGate,
+}
+
+impl Gates {
+    fn seeds(&self, answered: usize, node: &Node, all: usize) {
+        let required = node.settings.seeds_required.min(all);
+        if answered >= required || node.buckets.filled() > 0 {
+            self.seeds.open();
+        } else {
+            self.seeds.close(format!("{answered} of {required} seeds answered"));
+        }
+    }
+
+    /// Whether the table is as full as a network of this size makes it.
+    fn buckets(&self, node: &Node) -> bool {
+        let nodes = node.estimate.lock().nodes().unwrap_or(1.0);
+        let expected = expected_buckets(nodes) * node.settings.buckets_required;
+        let filled = node.buckets.filled();
+        let ready = filled as f64 >= expected.floor();
+        if ready {
+            self.buckets.open();
+        } else {
+            self.buckets.close(format!("{filled} of {expected:.0} buckets filled"));
+        }
+        ready
+    }
+}
+
+impl Node {
+    /// Asks every seed that is not in the table yet, all at once. Says how many answered.
+    async fn ask_seeds(&self, seeds: &[Contact]) -> usize {
+        let deadline = Deadline::after(self.settings.rpc_timeout);
+        let mut answered = 0;
+        let mut asked = InFlight::new();
+        for seed in seeds.iter().filter(|seed| seed.id != self.id) {
+            asked.push((), self.ping(seed, deadline));
+        }
+        while !asked.is_empty() {
+            let ((), is_there) = asked.next().await;
+            answered += usize::from(is_there);
+        }
+        answered
+    }
+
+    /// Whether `peer` answers. The table hears of it either way.
+    pub(crate) async fn ping(&self, peer: &Contact, deadline: Deadline) -> bool {
+        let listening = if self.settings.server { self.network().listening() } else { Vec::new() };
+        let began = now();
+        let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
+        match reply {
+            Ok(reply) => {
+                self.buckets.answered(peer.clone(), reply.observed, now() - began).await;
+                true
+            }
+            Err(Failure::Busy) => true,
+            Err(_) => {
+                self.buckets.failed(peer.id).await;
+                false
+            }
+        }
+    }
+
+    /// Looks for ourselves, and then into every bucket that a network of this size should fill.
+    async fn fill(&self, rng: &mut fastrand::Rng) {
+        let verdict = self.look(Key::from(self.id), true).await;
+        if verdict.reason == Reason::Canceled {
+            return;
+        }
+        let nodes = self.estimate.lock().nodes().unwrap_or(1.0);
+        let buckets = expected_buckets(nodes).ceil() as usize + REFRESH_SPARE;
+        for bucket in 0..buckets.min(crate::logic::table::BUCKETS) {
+            let target = in_bucket(&self.id, bucket, rng);
+            if self.look(target, true).await.reason == Reason::Canceled {
+                return;
+            }
+        }
+        self.events
+            .publish(Event::Refreshed { buckets: self.buckets.filled(), peers: self.buckets.peers().len() });
+    }
+
+    async fn look(&self, target: Key, is_sample: bool) -> Verdict {
+        let plan = Plan {
+            target,
+            goal: Goal::Closest,
+            settings: self.settings.lookup,
+            deadline: Deadline::after(SEARCH_TIMEOUT),
+            is_sample,
+        };
+        search(self, plan, &mut Nearest(target)).await
+    }
+}
+
+/// Asks whoever is to be asked, a few at a time, until the stop.
+pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Contact>, _stop: Stop) {
+    let mut running = InFlight::new();
+    loop {
+        let is_full = running.len() >= PINGS_AT_ONCE;
+        let next = async { if is_full { std::future::pending().await } else { inbox.recv().await } };
+        let contact = tokio::select! {
+            biased;
+            _ = running.next() => continue,
+            contact = next => contact,
+        };
+        let Some(contact) = contact else { return };
+        let node = Arc::clone(&node);
+        running.push((), async move {
+            let deadline = Deadline::after(node.settings.rpc_timeout);
+            node.ping(&contact, deadline).await
+        });
+    }
+}
+
+/// A random key that falls into `bucket` of the table of `own`.
+pub(crate) fn in_bucket(own: &NodeId, bucket: usize, rng: &mut fastrand::Rng) -> Key {
+    let mut bytes = [0; 32];
+    rng.fill(&mut bytes);
+    let own = own.as_bytes();
+    let (byte, bit) = (bucket / 8, bucket % 8);
+    bytes[..byte].copy_from_slice(&own[..byte]);
+    let before = !(0xff_u8 >> bit);
+    let here = 0x80_u8 >> bit;
+    bytes[byte] = own[byte] & before | (own[byte] ^ 0xff) & here | bytes[byte] & !(before | here);
+    Key::from_bytes(bytes)
+}

@@ -1,0 +1,80 @@
+//! Why a call came back without what was asked.
+
+use std::time::Duration;
+
+use ron_core::{ConfigError, ErrorKind, net::NetError};
+
+use crate::logic::signed::RecordError;
+
+/// Why the DHT did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DhtError {
+    /// A queue or limit was full, so nothing was started. Retry after the pause.
+    #[error("{what} is full")]
+    Busy {
+        /// The queue or limit.
+        what: &'static str,
+        /// How long it is expected to stay full.
+        retry_after: Duration,
+    },
+    /// The deadline passed. The work may or may not have happened.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was asked.
+        op: &'static str,
+    },
+    /// The node is stopping. This handle will not answer again.
+    #[error("shutting down")]
+    Canceled,
+    /// Our own mistake; it was counted and logged.
+    #[error("{op} panicked")]
+    Panicked {
+        /// What was being done.
+        op: &'static str,
+    },
+    /// Nobody to ask yet: the routing table is empty. Retry when the node is ready.
+    #[error("not ready: {gate}")]
+    NotReady {
+        /// Which gate of readiness is closed.
+        gate: &'static str,
+    },
+    /// No peer kept the record. Ask again later.
+    #[error("none of {asked} peers kept it")]
+    NotKept {
+        /// How many were asked.
+        asked: usize,
+    },
+    /// Another value is held than was expected. Read it, and write on top of it.
+    #[error("sequence {held} is held")]
+    Conflict {
+        /// The sequence number that peers hold.
+        held: u64,
+    },
+    /// There is no such value, as far as the peers that were asked know.
+    #[error("not found")]
+    NotFound,
+    /// The value, or what was said about it, does not make a record.
+    #[error("not a valid record")]
+    Record(#[from] RecordError),
+    /// The settings do not fit.
+    #[error("settings")]
+    Config(#[from] ConfigError),
+    /// The endpoint does not carry the protocol.
+    #[error("endpoint")]
+    Net(#[from] NetError),
+    /// The records or the schedule could not be read or written.
+    #[error("store: {message}")]
+    Store {
+        /// What the disk said.
+        message: String,
+    },
+}
+
+ron_core::refusals!(DhtError {
+    DhtError::NotReady { .. } => ErrorKind::NotReady,
+    DhtError::NotKept { .. } | DhtError::NotFound => ErrorKind::Peer,
+    DhtError::Conflict { .. } | DhtError::Record(_) | DhtError::Config(_) => ErrorKind::Caller,
+    DhtError::Net(error) => error.kind(),
+    DhtError::Store { .. } => ErrorKind::Disk,
+});

@@ -1,0 +1,197 @@
+//! The outside of a node: one request out, one answer in.
+//!
+//! The search knows nothing of links. Over an endpoint, a question goes through the session with the peer; in a
+//! simulation of ten thousand nodes it is a function call after a pause.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use ron_core::{
+    Deadline, LaneSpec, Supervisor,
+    net::{
+        BoxFuture, Endpoint, NetError,
+        oap::Code,
+        rpc::{self, Fault, Handling, Method, Peers, PeersSettings, Protocol, RpcError, Service},
+    },
+};
+
+use crate::logic::{
+    Contact,
+    addrs::Sender,
+    lookup::Failure,
+    wire::{Answer, Request, method},
+};
+
+/// The name of the protocol in the TLS handshake.
+pub const ALPN: &str = "ron/dht/1";
+
+pub(crate) const LINKS: LaneSpec = LaneSpec::new("ron-dht", "links", 256)
+    .flow("endpoint → sessions")
+    .why("links that were opened in the time of one handshake");
+
+const PROTOCOL: Protocol = Protocol { alpn: ALPN, proto: 1, links: LINKS };
+
+/// The answer to a question, and where it came from.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// What the peer said.
+    pub answer: Answer,
+    /// Where the peer is, as seen from here: not what it says of itself.
+    pub observed: IpAddr,
+}
+
+/// How a node reaches others.
+pub trait Network: fmt::Debug + Send + Sync + 'static {
+    /// Asks `to`. Dropping the future gives the question up.
+    fn ask(
+        &self,
+        to: &Contact,
+        request: Arc<Request>,
+        deadline: Deadline,
+    ) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// Where others can reach this node. Empty if they cannot.
+    fn listening(&self) -> Vec<SocketAddr>;
+}
+
+/// How a node is reached by others.
+pub trait Answers: Send + Sync + 'static {
+    /// Answers at once, or says that it takes a while.
+    fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served;
+}
+
+/// How a request is served.
+pub enum Served {
+    /// Answered.
+    Now(Result<Answer, Fault>),
+    /// Will be answered.
+    Later(BoxFuture<'static, Result<Answer, Fault>>),
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Served::Now(_)) { "Now" } else { "Later" })
+    }
+}
+
+/// The network over an endpoint's links.
+#[derive(Debug, Clone)]
+pub(crate) struct Links {
+    peers: Peers,
+    /// Where others can reach us, if it is not where we listen.
+    external: Vec<SocketAddr>,
+}
+
+impl Links {
+    pub(crate) fn start(
+        endpoint: &Endpoint,
+        answers: Weak<dyn Answers>,
+        settings: PeersSettings,
+        external: Vec<SocketAddr>,
+        supervisor: &Supervisor,
+    ) -> Result<Self, NetError> {
+        let service = Arc::new(Listener { answers });
+        Ok(Links { peers: Peers::start(endpoint, PROTOCOL, service, settings, supervisor)?, external })
+    }
+}
+
+impl Network for Links {
+    fn ask(
+        &self,
+        to: &Contact,
+        request: Arc<Request>,
+        deadline: Deadline,
+    ) -> BoxFuture<'static, Result<Reply, Failure>> {
+        let (peers, to) = (self.peers.clone(), to.clone());
+        Box::pin(async move {
+            let session = peers.session(to.id, &to.addrs, deadline).await.map_err(|error| failure(&error))?;
+            let (number, body) = request.encode();
+            let called = session.call(named(number), &body, deadline).await;
+            let body = called.map_err(|error| failure(&error))?;
+            let answer = Answer::decode(number, &body).map_err(|_| Failure::Invalid)?;
+            Ok(Reply { answer, observed: session.remote().ip() })
+        })
+    }
+
+    fn listening(&self) -> Vec<SocketAddr> {
+        if self.external.is_empty() {
+            self.peers.endpoint().local_addrs().to_vec()
+        } else {
+            self.external.clone()
+        }
+    }
+}
+
+fn failure(error: &RpcError) -> Failure {
+    match error {
+        // Our own stop is no fault of the peer's either.
+        RpcError::Busy { .. } | RpcError::Canceled => Failure::Busy,
+        RpcError::Timeout { .. } => Failure::Timeout,
+        RpcError::Refused { code: Code::Unavailable, .. }
+        | RpcError::Closed
+        | RpcError::Unreachable { .. } => Failure::Unreachable,
+        _ => Failure::Invalid,
+    }
+}
+
+fn named(number: u16) -> Method {
+    Method { number, name: name(number) }
+}
+
+/// The name of a method in metrics and errors.
+pub(crate) fn name(number: u16) -> &'static str {
+    match number {
+        method::PING => "ping",
+        method::FIND_NODE => "find_node",
+        method::FIND_VALUE => "find_value",
+        method::PROVIDE => "provide",
+        method::STORE => "store",
+        _ => "unknown",
+    }
+}
+
+/// The listener: what peers ask over their sessions.
+struct Listener {
+    /// Weak, because the node holds its network.
+    answers: Weak<dyn Answers>,
+}
+
+impl Service for Listener {
+    fn call(&self, call: rpc::Request) -> Handling {
+        let Some(answers) = self.answers.upgrade() else {
+            return Handling::Done(Err(Fault::new(Code::Unavailable, "stopping")));
+        };
+        let request = match Request::decode(call.method(), call.body()) {
+            Ok(request) => request,
+            Err(error) => {
+                let code = if name(call.method()) == "unknown" { Code::NotFound } else { Code::BadRequest };
+                return Handling::Done(Err(Fault::new(code, error.to_string())));
+            }
+        };
+        let caller = Sender { id: call.peer(), ip: call.remote().ip() };
+        match answers.answer(caller, request, call.deadline()) {
+            Served::Now(answer) => Handling::Done(answer.map(|answer| answer.encode().1)),
+            Served::Later(answer) => {
+                Handling::Pending(Box::pin(async move { answer.await.map(|answer| answer.encode().1) }))
+            }
+        }
+    }
+}
+
+/// The limits of the links: many short questions to many peers.
+pub(crate) fn peers_settings(sessions_max: usize, rpc_timeout: Duration, drain: Duration) -> PeersSettings {
+    PeersSettings {
+        rpc: rpc::RpcSettings {
+            request_bytes_max: crate::logic::wire::MESSAGE_BYTES_MAX as u32,
+            budget_max: Duration::from_secs(30),
+            ..rpc::RpcSettings::default()
+        },
+        sessions_max,
+        dial_timeout: rpc_timeout,
+        drain,
+    }
+}

@@ -1,0 +1,345 @@
+//! Storing with others, and finding what others stored.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroUsize,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use ron_core::{Deadline, Lane, NodeId};
+
+use crate::{
+    DhtError, Event,
+    inflight::InFlight,
+    logic::{
+        Contact, Key,
+        addrs::Sender,
+        lookup::{Goal, Reason, Verdict},
+        signed::{ProviderRecord, Record, Value, Verified},
+        table::K,
+        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
+    },
+    metrics::PROVIDED,
+    node::Node,
+    search::{Nearest, Plan, Quest, search},
+};
+
+/// Peers that are asked to keep a record at once.
+const STORES_AT_ONCE: usize = 8;
+
+/// One who provides a key. Its record is signed and was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provider {
+    /// Who.
+    pub id: NodeId,
+    /// Where it says it can be reached.
+    pub addrs: Vec<SocketAddr>,
+    /// Its count of how often it said so.
+    pub seq: u64,
+}
+
+/// How a record was published.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// Peers that keep it.
+    pub kept: usize,
+    /// Peers that were asked to.
+    pub asked: usize,
+    /// Whether the neighbourhood of the key looked made up, so that a wider region was used.
+    pub is_region: bool,
+    /// How the peers were found.
+    pub verdict: Verdict,
+}
+
+impl Node {
+    /// How long our records live: twice as long as until they are said again.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.settings.republish * 2
+    }
+
+    pub(crate) async fn provide(&self, plan: Plan) -> Result<Published, DhtError> {
+        let (key, unix) = (plan.target, unix_secs());
+        let seq = self.schedule.lock().next_seq(&key, unix);
+        let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl());
+        let published = self.publish_record(plan, record).await?;
+        self.schedule.lock().on_published(&key, seq, unix);
+        self.metrics.tally(PROVIDED, "").add(1);
+        self.events.publish(Event::Provided { key, kept: published.kept });
+        Ok(published)
+    }
+
+    pub(crate) async fn withdraw(&self, plan: Plan) -> Result<Published, DhtError> {
+        let key = plan.target;
+        let seq = self.schedule.lock().next_seq(&key, unix_secs());
+        self.schedule.lock().remove(&key);
+        self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq)).await
+    }
+
+    async fn publish_record(&self, plan: Plan, record: ProviderRecord) -> Result<Published, DhtError> {
+        let request = Request::Provide { records: vec![record.encoded().clone()] };
+        self.keep_own(record.verify()?, None);
+        self.publish(plan, request).await
+    }
+
+    pub(crate) async fn put(
+        &self,
+        plan: Plan,
+        value: Value,
+        expected: Option<u64>,
+    ) -> Result<Published, DhtError> {
+        let put = Put { value: value.encoded().clone(), expected };
+        self.keep_own(value.verify()?, expected);
+        self.publish(plan, Request::Store { values: vec![put] }).await
+    }
+
+    /// What we publish we also keep: whoever asks us first finds it.
+    fn keep_own(&self, verified: Verified, expected: Option<u64>) {
+        let here =
+            self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip);
+        self.keep(verified, &Sender { id: self.id, ip: here }, expected);
+    }
+
+    /// Finds the peers nearest to the key and asks each of them to keep what the request says.
+    async fn publish(&self, plan: Plan, request: Request) -> Result<Published, DhtError> {
+        let (key, deadline) = (plan.target, plan.deadline);
+        let verdict = search(self, plan, &mut Nearest(key)).await;
+        if verdict.reason == Reason::Canceled {
+            return Err(DhtError::Canceled);
+        }
+        let (peers, is_region) = self.keepers(&key, &verdict, deadline).await;
+        let outcomes = self.ask_all(&peers, Arc::new(request), deadline).await;
+        let kept = outcomes.iter().filter(|outcome| **outcome == Outcome::Kept).count();
+        if kept == 0 {
+            let held = outcomes.iter().filter_map(|outcome| match outcome {
+                Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
+                _ => None,
+            });
+            return Err(match held.max() {
+                Some(held) => DhtError::Conflict { held },
+                None => DhtError::NotKept { asked: peers.len() },
+            });
+        }
+        Ok(Published { kept, asked: peers.len(), is_region, verdict })
+    }
+
+    /// Who should keep something under `key`: the k nearest, or if those look made up, everybody who is found in a
+    /// region wide enough to hold k honest nodes.
+    async fn keepers(&self, key: &Key, verdict: &Verdict, deadline: Deadline) -> (Vec<Contact>, bool) {
+        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
+        let mut peers = verdict.closest.clone();
+        peers.truncate(K);
+        let Some(region) = self.estimate.lock().too_dense(key, &ids) else { return (peers, false) };
+        for point in region.points() {
+            let found = self.look_near(point, deadline).await;
+            let new = found.closest.into_iter().filter(|contact| region.holds(&contact.id));
+            let new: Vec<Contact> = new.filter(|contact| !peers.contains(contact)).collect();
+            peers.extend(new);
+        }
+        (peers, true)
+    }
+
+    async fn look_near(&self, target: Key, deadline: Deadline) -> Verdict {
+        let settings = self.settings.lookup;
+        let plan = Plan { target, goal: Goal::Closest, settings, deadline, is_sample: false };
+        search(self, plan, &mut Nearest(target)).await
+    }
+
+    /// What became of the one record in `request` at each of `peers`.
+    async fn ask_all(&self, peers: &[Contact], request: Arc<Request>, deadline: Deadline) -> Vec<Outcome> {
+        let mut waiting = peers.iter();
+        let (mut out, mut outcomes) = (InFlight::new(), Vec::new());
+        loop {
+            while out.len() < STORES_AT_ONCE
+                && let Some(peer) = waiting.next()
+            {
+                let rtt = self.buckets.get(&peer.id).map(|entry| entry.rtt).unwrap_or_default();
+                let within = deadline.within(rtt.timeout(self.settings.rpc_timeout));
+                out.push_boxed(peer.id, self.network().ask(peer, Arc::clone(&request), within));
+            }
+            if out.is_empty() {
+                return outcomes;
+            }
+            let (peer, reply) = out.next().await;
+            match reply.map(|reply| reply.answer) {
+                Ok(Answer::Provided { results } | Answer::Stored { results }) => {
+                    outcomes.push(results.first().copied().unwrap_or(Outcome::Skipped));
+                }
+                Ok(_) => outcomes.push(Outcome::Unknown),
+                Err(_) => {
+                    outcomes.push(Outcome::Skipped);
+                    self.buckets.failed(peer).await;
+                }
+            }
+        }
+    }
+
+    /// Looks for providers and hands each to `lane` as soon as it is checked.
+    pub(crate) async fn find_providers(
+        &self,
+        plan: Plan,
+        enough: NonZeroUsize,
+        lane: Lane<Provider>,
+    ) -> Verdict {
+        let Plan { target: key, deadline, settings, .. } = plan;
+        let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
+        quest.take(self.own_providers(&key)).await;
+        if quest.seen.len() >= enough.get() {
+            // What we keep ourselves is an answer too.
+            let goal = Goal::Found(NonZeroUsize::MIN);
+            let mut verdict =
+                search(self, Plan { deadline: Deadline::after(Duration::ZERO), goal, ..plan }, &mut quest)
+                    .await;
+            verdict.reason = Reason::Enough;
+            return verdict;
+        }
+        let mut verdict = search(self, plan, &mut quest).await;
+        if verdict.reason != Reason::Complete {
+            return verdict;
+        }
+        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
+        let region = self.estimate.lock().too_dense(&key, &ids);
+        for point in region.into_iter().flat_map(|region| region.points()) {
+            let goal = Goal::Found(enough);
+            let more =
+                search(self, Plan { target: point, goal, settings, deadline, is_sample: false }, &mut quest)
+                    .await;
+            verdict.rpcs += more.rpcs;
+            verdict.hedges += more.hedges;
+            verdict.found += more.found;
+            verdict.trace.extend(more.trace);
+            if more.reason != Reason::Complete {
+                verdict.reason = more.reason;
+                break;
+            }
+        }
+        verdict
+    }
+
+    fn own_providers(&self, key: &Key) -> Vec<Bytes> {
+        let since = self.since(ron_core::now());
+        let mut kept = self.records.lock();
+        let kept = &mut *kept;
+        kept.records.providers(key, since, PROVIDERS_MAX, &mut kept.rng)
+    }
+
+    /// The value under the key of `plan`: the first that is in order, or of values that change the newest.
+    pub(crate) async fn get(&self, plan: Plan, want: Want) -> Option<Value> {
+        let mut quest = Values { key: plan.target, want, best: None };
+        let own = self.records.lock().records.value(
+            &plan.target,
+            want == Want::Mutable,
+            self.since(ron_core::now()),
+        );
+        if let Some(own) = own {
+            quest.take(&own);
+            if want == Want::Immutable {
+                return quest.best;
+            }
+        }
+        search(self, plan, &mut quest).await;
+        quest.best
+    }
+}
+
+/// Looks for providers.
+struct Providers<'a> {
+    node: &'a Node,
+    key: Key,
+    enough: NonZeroUsize,
+    deadline: Deadline,
+    lane: Lane<Provider>,
+    /// The newest word of each provider.
+    seen: HashMap<NodeId, u64>,
+}
+
+impl Providers<'_> {
+    /// Checks records, away from the tasks that read links, and hands out what is new. Says how many were.
+    async fn take(&mut self, encoded: Vec<Bytes>) -> usize {
+        if encoded.is_empty() {
+            return 0;
+        }
+        let key = self.key;
+        let decoded: Vec<ProviderRecord> = encoded
+            .iter()
+            .take(PROVIDERS_MAX)
+            .filter_map(|record| ProviderRecord::decode(record).ok())
+            .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn())
+            .filter(|record| self.seen.get(&record.publisher()).is_none_or(|seq| *seq < record.seq()))
+            .collect();
+        if decoded.is_empty() {
+            return 0;
+        }
+        let check = move || decoded.into_iter().filter_map(|record| record.verify().ok()).collect();
+        let checked: Vec<Verified> =
+            self.node.spawner.blocking("verify", self.deadline, check).await.unwrap_or_default();
+        let mut new = 0;
+        for verified in checked {
+            let Record::Provider(record) = verified.into_record() else { continue };
+            new += usize::from(self.seen.insert(record.publisher(), record.seq()).is_none());
+            let provider =
+                Provider { id: record.publisher(), addrs: record.addrs().to_vec(), seq: record.seq() };
+            if self.lane.push(provider, self.deadline).await.is_err() {
+                break;
+            }
+        }
+        new
+    }
+}
+
+impl Quest for Providers<'_> {
+    fn request(&self) -> Arc<Request> {
+        let limit = u16::try_from(self.enough.get().min(PROVIDERS_MAX)).unwrap_or(u16::MAX);
+        Arc::new(Request::FindValue { key: self.key, want: Want::Providers, limit })
+    }
+
+    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+        let Answer::Found { providers, .. } = answer else { return 0 };
+        self.take(providers).await
+    }
+}
+
+/// Looks for a value.
+struct Values {
+    key: Key,
+    want: Want,
+    best: Option<Value>,
+}
+
+impl Values {
+    fn take(&mut self, encoded: &Bytes) -> usize {
+        let seq = |value: &Value| value.signer().map_or(0, |signer| signer.seq);
+        let Ok(value) = Value::decode(encoded) else { return 0 };
+        let is_mutable = value.signer().is_some();
+        if is_mutable != (self.want == Want::Mutable) || value.is_about(&self.key).is_err() {
+            return 0;
+        }
+        if self.best.as_ref().is_some_and(|best| seq(best) >= seq(&value)) {
+            return 0;
+        }
+        let Ok(verified) = value.verify() else { return 0 };
+        let Record::Value(value) = verified.into_record() else { return 0 };
+        self.best = Some(value);
+        1
+    }
+}
+
+impl Quest for Values {
+    fn request(&self) -> Arc<Request> {
+        Arc::new(Request::FindValue { key: self.key, want: self.want, limit: 1 })
+    }
+
+    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+        match answer {
+            Answer::Found { value: Some(value), .. } => self.take(&value),
+            _ => 0,
+        }
+    }
+}
+
+/// The wall clock, which only orders our own words: a provider counts with it.
+pub(crate) fn unix_secs() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,173 @@
+//! A search as it runs: the questions that are out, and what their answers teach.
+//!
+//! All decisions are [`Lookup`]'s. Here its steps are carried out: a question is a future, giving it up is dropping
+//! that, and every answer is news for the routing table, whatever it is worth to the search.
+
+use std::{sync::Arc, time::Duration};
+
+use ron_core::{Deadline, NodeId, now};
+
+use crate::{
+    inflight::InFlight,
+    logic::{
+        Contact, Key, Rtt,
+        lookup::{Failure, Goal, Lead, Lookup, LookupSettings, Outcome, Step, Verdict},
+        wire::{Answer, Request},
+    },
+    metrics::{HEDGE_CANCELED, HEDGE_SPAWNED},
+    network::Reply,
+    node::Node,
+};
+
+/// What a search asks, and what it makes of the answers.
+pub(crate) trait Quest: Send {
+    /// The question to every peer.
+    fn request(&self) -> Arc<Request>;
+
+    /// Takes what an answer brought beside closer peers. Says how much of it was new; it counts towards the goal.
+    fn on_answer(&mut self, from: &Contact, answer: Answer) -> impl Future<Output = usize> + Send;
+}
+
+/// Only looks for the nearest peers.
+pub(crate) struct Nearest(pub(crate) Key);
+
+impl Quest for Nearest {
+    fn request(&self) -> Arc<Request> {
+        Arc::new(Request::FindNode { target: self.0 })
+    }
+
+    async fn on_answer(&mut self, _: &Contact, _: Answer) -> usize {
+        0
+    }
+}
+
+/// How one search differs from another.
+pub(crate) struct Plan {
+    pub(crate) target: Key,
+    pub(crate) goal: Goal,
+    pub(crate) settings: LookupSettings,
+    pub(crate) deadline: Deadline,
+    /// Whether nobody chose the target, so that its neighbourhood tells the size of the network.
+    pub(crate) is_sample: bool,
+}
+
+/// A question that is out.
+struct Question {
+    to: Contact,
+    hedge: bool,
+    asked: Duration,
+}
+
+type Questions = InFlight<'static, Question, Result<Reply, Failure>>;
+
+/// Runs a search to its end. Dropping the future calls it off, and with it every question that is out.
+pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> Verdict {
+    let seeds = node.buckets.closest(&plan.target, node.settings.seeds).into_iter().map(Lead::from);
+    let until = node.since(plan.deadline.instant());
+    let mut lookup = Lookup::new(node.id, plan.target, plan.goal, plan.settings, seeds, until);
+    let request = quest.request();
+    let mut out = Questions::new();
+    let began = now();
+    let stop = node.stop();
+    loop {
+        let wait = match lookup.poll(node.since(now())) {
+            Step::Ask { contact, rtt, hedge } => {
+                if hedge {
+                    node.metrics.tally(HEDGE_SPAWNED, "").add(1);
+                }
+                node.ask(&mut out, contact, rtt, hedge, &request, plan.deadline);
+                continue;
+            }
+            Step::Cancel(peer) => {
+                drop_question(node, &mut out, &peer);
+                continue;
+            }
+            Step::Wait { until } => until,
+            Step::Done(verdict) => {
+                node.on_verdict(&plan, &verdict, now() - began);
+                learn_silence(node, &verdict).await;
+                for loser in &verdict.losers {
+                    drop_question(node, &mut out, loser);
+                }
+                return verdict;
+            }
+        };
+        let event = tokio::select! {
+            biased;
+            () = stop.requested() => {
+                lookup.cancel();
+                continue;
+            }
+            event = out.next() => Some(event),
+            () = tokio::time::sleep_until(node.epoch + wait) => None,
+        };
+        let Some((question, reply)) = event else { continue };
+        let at = node.since(now());
+        match reply {
+            Ok(Reply { answer, observed }) => {
+                let rtt = at.saturating_sub(question.asked);
+                node.heard(&question.to, observed, rtt).await;
+                let closer = closer_of(&answer, node, observed);
+                let found = quest.on_answer(&question.to, answer).await;
+                lookup.on_answer(&question.to.id, closer, found, at);
+            }
+            Err(failure) => {
+                if failure != Failure::Busy {
+                    node.buckets.failed(question.to.id).await;
+                }
+                lookup.on_failure(&question.to.id, failure, at);
+            }
+        }
+    }
+}
+
+/// Peers that were set aside and never answered: the table hears of it, as of any other failure.
+async fn learn_silence(node: &Node, verdict: &Verdict) {
+    for asked in &verdict.trace {
+        if asked.outcome == Outcome::Silent {
+            node.buckets.failed(asked.peer).await;
+        }
+    }
+}
+
+fn drop_question(node: &Node, out: &mut Questions, peer: &NodeId) {
+    if out.drop_first(|question| question.to.id == *peer).is_some_and(|question| question.hedge) {
+        node.metrics.tally(HEDGE_CANCELED, "").add(1);
+    }
+}
+
+/// The peers an answer names, with addresses that its sender may name.
+fn closer_of(answer: &Answer, node: &Node, observed: std::net::IpAddr) -> Vec<Lead> {
+    let (Answer::Nodes { closer } | Answer::Found { closer, .. }) = answer else { return Vec::new() };
+    let usable = |contact: &Contact| {
+        let policy = node.settings.policy();
+        if contact.addrs.iter().all(|addr| policy.allows(addr, observed)) {
+            return Some(contact.clone());
+        }
+        let addrs = policy.usable(&contact.addrs, observed);
+        (!addrs.is_empty()).then(|| Contact { id: contact.id, addrs: addrs.into() })
+    };
+    closer.iter().filter_map(usable).map(|contact| node.lead(contact)).collect()
+}
+
+impl Node {
+    fn ask(
+        &self,
+        out: &mut Questions,
+        to: Contact,
+        rtt: Rtt,
+        hedge: bool,
+        request: &Arc<Request>,
+        deadline: Deadline,
+    ) {
+        let deadline = deadline.within(rtt.timeout(self.settings.rpc_timeout));
+        let reply = self.network().ask(&to, Arc::clone(request), deadline);
+        out.push_boxed(Question { to, hedge, asked: self.since(now()) }, reply);
+    }
+
+    /// What is known of the speed of a peer that somebody named.
+    fn lead(&self, contact: Contact) -> Lead {
+        let rtt = self.buckets.get(&contact.id).map_or(Rtt::UNKNOWN, |entry| entry.rtt);
+        Lead { contact, rtt }
+    }
+}

@@ -1,0 +1,126 @@
+//! The knobs of a node.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use ron_core::{ConfigError, GateLimits};
+
+use crate::logic::{
+    addrs::AddressPolicy,
+    lookup::LookupSettings,
+    records::Limits,
+    table::{Diversity, K},
+};
+
+/// What kind of network the node is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preset {
+    /// The open Internet: peers are strangers. Networks have a limited share of the table, and nobody may name
+    /// addresses that only make sense where they are.
+    Public,
+    /// One building or one cluster: private addresses are fine, and everybody is of the same network.
+    Lan,
+    /// One machine: loopback addresses too.
+    #[default]
+    Dev,
+}
+
+impl Preset {
+    pub(crate) fn diversity(self) -> Diversity {
+        if self == Preset::Public { Diversity::public() } else { Diversity::unlimited() }
+    }
+}
+
+/// The knobs of a node. Builder methods set them; [`Dht::reload`](crate::Dht::reload) changes those that can change
+/// while it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The kind of network. Default: `Dev`.
+    pub preset: Preset,
+    /// Whether others may ask this node. A client asks and is not asked. Default: true.
+    pub server: bool,
+    /// Searches that run at once; more wait in the `work` lane. Default 32.
+    pub workers: NonZeroUsize,
+    /// Searches that wait; more are refused with `Busy`. Default 512.
+    pub work_lane: usize,
+    /// Parallelism, hedging and budgets of a search.
+    pub lookup: LookupSettings,
+    /// The longest a peer may take to answer. Peers known to be fast get less. Default 1500 ms.
+    pub rpc_timeout: Duration,
+    /// Peers of our own table that a search begins with. Default 20.
+    pub seeds: usize,
+    /// How much is kept for others.
+    pub records: Limits,
+    /// What one peer may ask of us.
+    pub peer_limits: GateLimits,
+    /// What all peers together may ask of us.
+    pub total_limits: GateLimits,
+    /// Peers whose use is remembered for these limits.
+    pub peers_remembered: usize,
+    /// Seeds that must have answered before the node is ready. Default 1; 0 for the first node of a network.
+    pub seeds_required: usize,
+    /// The share of the buckets expected for the size of the network that must be filled before the node is ready.
+    /// Default 0.8.
+    pub buckets_required: f64,
+    /// How often a bucket that nobody searched in is refreshed. Default one hour.
+    pub refresh: Duration,
+    /// How often our own records are said again; they live twice as long. Default 12 h.
+    pub republish: Duration,
+    /// Links open at once. Default 1024.
+    pub sessions_max: usize,
+    /// How long running searches may take after a stop. Default 5 s.
+    pub drain: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let limits = |per_second, in_flight| GateLimits {
+            per_second,
+            burst: per_second * 2,
+            in_flight,
+            bytes_per_second: 64 << 20,
+            bytes_burst: 128 << 20,
+        };
+        Settings {
+            preset: Preset::default(),
+            server: true,
+            workers: const { NonZeroUsize::new(32).expect("not zero") },
+            work_lane: 512,
+            lookup: LookupSettings::default(),
+            rpc_timeout: Duration::from_millis(1500),
+            seeds: K,
+            records: Limits::default(),
+            peer_limits: limits(2_000, 128),
+            total_limits: limits(50_000, 4_096),
+            peers_remembered: 4_096,
+            seeds_required: 1,
+            buckets_required: 0.8,
+            refresh: Duration::from_secs(3600),
+            republish: Duration::from_secs(12 * 3600),
+            sessions_max: 1024,
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn policy(&self) -> AddressPolicy {
+        if self.preset == Preset::Public { AddressPolicy::Public } else { AddressPolicy::Local }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        ron_core::Capacity::new("work_lane", self.work_lane)?;
+        ron_core::Ratio::new("buckets_required", self.buckets_required)?;
+        let positive = [
+            ("rpc_timeout", self.rpc_timeout),
+            ("hedge_after", self.lookup.hedge_after),
+            ("refresh", self.refresh),
+            ("republish", self.republish),
+        ];
+        for (key, duration) in positive {
+            if duration.is_zero() {
+                return Err(ConfigError::OutOfRange { key, value: "0 s".to_owned(), allowed: "above zero" });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Nodes over real links on the loopback interface.
+
+#![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use ron_core::{
+    ContentId, Deadline, Supervisor,
+    net::{Endpoint, Identity},
+};
+use ron_dht::{Contact, Dht, DhtError};
+
+const ONE: NonZeroUsize = NonZeroUsize::MIN;
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(5))
+}
+
+struct Net {
+    nodes: Vec<(Dht, Supervisor)>,
+}
+
+impl Net {
+    async fn of(count: usize) -> Net {
+        let mut net = Net { nodes: Vec::new() };
+        for _ in 0..count {
+            net.add();
+        }
+        for (dht, _) in &net.nodes {
+            ready(dht).await;
+        }
+        net
+    }
+
+    fn add(&mut self) -> usize {
+        let host = Supervisor::new("node");
+        let endpoint =
+            Endpoint::builder(Identity::generate().unwrap()).listen("127.0.0.1:0".parse().unwrap());
+        let endpoint = endpoint.start(&host).unwrap();
+        let seeds: Vec<Contact> = self.nodes.first().map(|(dht, _)| dht.contact()).into_iter().collect();
+        let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).unwrap();
+        self.nodes.push((dht, host));
+        self.nodes.len() - 1
+    }
+
+    fn node(&self, number: usize) -> &Dht {
+        &self.nodes[number].0
+    }
+
+    async fn stop(self) {
+        for (_, host) in &self.nodes {
+            host.shutdown().await;
+        }
+    }
+}
+
+async fn ready(dht: &Dht) {
+    let ready = async {
+        while !dht.ready().reads {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ready)
+        .await
+        .unwrap_or_else(|_| panic!("{:?}", dht.ready()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_nodes_find_each_other_and_what_they_provide() {
+    let mut net = Net::of(5).await;
+    let content = ContentId::of(b"hello");
+    let published = net.node(1).provide(content, soon()).await.unwrap();
+    assert_eq!((published.kept, published.asked), (4, 4));
+
+    let mut found = net.node(3).find_providers(content, ONE, soon()).unwrap();
+    let provider = found.next().await.unwrap().unwrap();
+    assert_eq!(provider.id, net.node(1).node_id());
+    assert_eq!(found.next().await, Ok(None));
+    println!("{:?}", found.verdict());
+
+    let closest = net.node(2).find_node(net.node(4).node_id(), soon()).await.unwrap();
+    assert_eq!(closest.peers[0].id, net.node(4).node_id());
+
+    let key = net.node(0).put(b"some value", soon()).await.unwrap();
+    assert_eq!(net.node(4).get(key, soon()).await.unwrap(), "some value");
+    net.node(0).put_mutable(b"profile", b"one", 1, None, soon()).await.unwrap();
+    let conflict = net.node(0).put_mutable(b"profile", b"two", 2, Some(7), soon()).await.unwrap_err();
+    assert_eq!(conflict, DhtError::Conflict { held: 1 });
+    net.node(0).put_mutable(b"profile", b"two", 2, Some(1), soon()).await.unwrap();
+    let public_key = net.nodes[0].0.public_key();
+    assert_eq!(net.node(3).get_mutable(&public_key, b"profile", soon()).await.unwrap().data(), "two");
+
+    let (_, host) = net.nodes.remove(4);
+    host.shutdown().await;
+    let mut found = net.node(2).find_providers(content, ONE, soon()).unwrap();
+    assert_eq!(found.next().await.unwrap().unwrap().id, net.node(1).node_id());
+    net.node(1).withdraw(content, soon()).await.unwrap();
+    let mut found = net.node(0).find_providers(content, ONE, soon()).unwrap();
+    assert_eq!(found.next().await, Ok(None));
+    net.stop().await;
+}
+
+#[tokio::test]
+async fn alone_there_is_nobody_to_ask() {
+    let net = Net::of(1).await;
+    let refused = net.node(0).find_node(ContentId::of(b"x"), soon()).await.unwrap_err();
+    assert_eq!(refused, DhtError::NotReady { gate: "dht.seeds" });
+    net.stop().await;
+}
