@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, NodeId, Pool, PoolSpec, ReadyStatus, Restart,
+    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Pool, PoolSpec, ReadyStatus, Restart,
     Stopped, Subscriber, Supervisor, TaskSpec,
     net::{BoxFuture, Endpoint, Identity, PublicKey},
 };
@@ -74,6 +74,7 @@ pub struct Builder {
     external: Vec<SocketAddr>,
     settings: Settings,
     seed: Option<u64>,
+    metrics: Option<Metrics>,
 }
 
 impl Builder {
@@ -112,6 +113,13 @@ impl Builder {
         self
     }
 
+    /// Where its counters go, usually `Metrics::register("ron_dht", &mut registry)`. To the supervisor's without it.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
     /// Where randomness begins, for runs that can be repeated.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
@@ -143,10 +151,10 @@ impl Builder {
         supervisor: &Supervisor,
         network: impl FnOnce(Weak<dyn Answers>, &Supervisor) -> Result<Arc<dyn Network>, DhtError>,
     ) -> Result<Dht, DhtError> {
-        let Builder { seeds, settings, seed, .. } = self;
+        let Builder { seeds, settings, seed, metrics, .. } = self;
         let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-        let metrics = supervisor.metrics();
-        let group = supervisor.child("dht", settings.drain, metrics.clone());
+        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
+        let group = supervisor.child("dht", settings.drain, metrics);
         let (node, pings) = Node::new(identity, settings, seed, &group)?;
         let answers: Weak<dyn Answers> = node.this.clone();
         node.connect(network(answers, &group)?);

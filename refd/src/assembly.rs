@@ -1,0 +1,95 @@
+//! Starts the subsystems in the order in which they need each other, and stops them in reverse.
+
+use std::{error::Error, sync::Arc};
+
+use prometheus_client::registry::Registry;
+use ron_core::{
+    Metrics, Supervisor,
+    http::{Server, VersionInfo, ops_router},
+    net::{Endpoint, Identity},
+};
+use ron_dht::Dht;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::Config;
+
+/// A node that runs.
+pub(crate) struct Running {
+    /// Under it everything else lives.
+    pub(crate) host: Supervisor,
+    /// Health, readiness, metrics.
+    pub(crate) admin: Server,
+    /// Its place on the network.
+    pub(crate) endpoint: Endpoint,
+    /// Finds peers and content.
+    pub(crate) dht: Dht,
+}
+
+/// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
+pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
+    let data = config.data_dir()?;
+    std::fs::create_dir_all(&data).map_err(|error| format!("{}: {error}", data.display()))?;
+    let identity = Identity::load_or_create(data.join("node.key"))?;
+
+    let mut registry = Registry::default();
+    let core = Metrics::register("ron_core", &mut registry);
+    let of_dht = Metrics::register("ron_dht", &mut registry);
+    let host = Supervisor::builder("refd").metrics(core.clone()).start();
+    host.ready().register("refd", &mut registry);
+    let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+    let ops = ops_router(host.ready().clone(), Arc::new(registry), version);
+    let admin = Server::builder(Default::default()).ops(ops).listen(config.admin.listen).metrics(core);
+    let admin = admin.start(&host).await?;
+
+    let mut endpoint = Endpoint::builder(identity);
+    for addr in &config.net.listen {
+        endpoint = endpoint.listen(*addr);
+    }
+    let endpoint = endpoint.start(&host)?;
+
+    let settings = ron_dht::Settings {
+        preset: config.dht.preset.into(),
+        server: config.dht.server,
+        ..ron_dht::Settings::default()
+    };
+    let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
+    let dht = dht.metrics(of_dht).start(&endpoint, &host)?;
+    Ok(Running { host, admin, endpoint, dht })
+}
+
+/// Runs a node until it is asked to stop, then drains it. A second request cuts it off.
+pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let node = start(&config).await?;
+    println!("node {}", node.endpoint.node_id());
+    for addr in node.endpoint.local_addrs() {
+        println!("listens on {addr}; others begin with --seed {}@{addr}", node.endpoint.node_id());
+    }
+    for addr in node.admin.local_addrs() {
+        println!("health, readiness and metrics on http://{addr}/readyz?verbose");
+    }
+    let mut events = node.dht.events();
+    let watch = async {
+        while let Some(event) = events.recv().await {
+            tracing::info!(?event, "dht");
+        }
+        std::future::pending().await
+    };
+    let fatal = tokio::select! {
+        () = watch => None,
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        fatal = node.host.fatal() => Some(fatal),
+    };
+    println!("stopping");
+    let stopped = tokio::select! {
+        stopped = node.host.shutdown() => stopped,
+        _ = terminate.recv() => return Err("cut off by a second request to stop".into()),
+        _ = interrupt.recv() => return Err("cut off by a second request to stop".into()),
+    };
+    println!("stopped: {} tasks drained, {} cut off, {:?}", stopped.drained, stopped.aborted, stopped.elapsed);
+    match fatal {
+        None => Ok(()),
+        Some(fatal) => Err(format!("a task failed: {fatal:?}").into()),
+    }
+}
