@@ -5,13 +5,13 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
-    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor,
+    Deadline, Gate, GateLimits, GateSettings, Inventory, LaneSpec, Metrics, Supervisor,
     disk::RealDisk,
     http::{self, Server},
     journal,
     net::{self, Endpoint, Identity},
 };
-use tokio::net::TcpStream;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
 # Concurrency
@@ -77,7 +77,23 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     };
     tokio::time::timeout(Duration::from_secs(5), come).await.expect("the visitor is let in");
 
+    // And so does one that looks after a QUIC link which was shut down and dropped. The peer has counts of its own, as
+    // the lane of its protocol is nobody's declaration.
+    const LINKS: LaneSpec = LaneSpec::new("examples", "links", 1);
+    let elsewhere = Supervisor::new("a peer");
+    let there = Endpoint::builder(Identity::from_seed(&[2; 32])).quic().listen(([127, 0, 0, 1], 0).into());
+    let there = there.start(&elsewhere).expect("a free port");
+    let _links = there.register("test/1", LINKS).expect("the first");
+    let dialler =
+        Endpoint::builder(Identity::from_seed(&[3; 32])).quic().start(&host).expect("no port at all");
+    let deadline = Deadline::after(Duration::from_secs(5));
+    let link = dialler.connect(there.node_id(), there.local_addrs(), "test/1", deadline).await;
+    let mut link = link.expect("it listens");
+    link.stream.shutdown().await.expect("it is open");
+    drop(link);
+
     assert_eq!(metrics.inventory(), declared());
+    elsewhere.shutdown().await;
     drop((client, journal.expect("opens"), gate.expect("valid")));
     host.shutdown().await;
 }
