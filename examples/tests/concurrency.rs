@@ -14,7 +14,7 @@ use ron_core::{
         rpc::{self, Handling, Method, Peers, PeersSettings, Protocol, Request, Service},
     },
 };
-use tokio::net::TcpStream;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
 # Concurrency
@@ -102,7 +102,22 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let (method, soon) = (Method { number: 1, name: "any" }, Deadline::after(Duration::from_secs(5)));
     peers.call(here.node_id(), here.local_addrs(), method, b"", soon).await.expect("answered");
 
+    // And so does one that looks after a QUIC link which was shut down and dropped. The peer has counts of its own, as
+    // the lane of its protocol is nobody's declaration.
+    let elsewhere = Supervisor::new("a peer");
+    let far = Endpoint::builder(Identity::from_seed(&[4; 32])).quic().listen(([127, 0, 0, 1], 0).into());
+    let far = far.start(&elsewhere).expect("a free port");
+    let _links = far.register("test/1", LINKS).expect("the first");
+    let dialler =
+        Endpoint::builder(Identity::from_seed(&[3; 32])).quic().start(&host).expect("no port at all");
+    let deadline = Deadline::after(Duration::from_secs(5));
+    let link = dialler.connect(far.node_id(), far.local_addrs(), "test/1", deadline).await;
+    let mut link = link.expect("it listens");
+    link.stream.shutdown().await.expect("it is open");
+    drop(link);
+
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
+    elsewhere.shutdown().await;
     drop((client, journal.expect("opens"), gate.expect("valid")));
     host.shutdown().await;
 }
