@@ -6,6 +6,7 @@ mod key;
 pub mod records;
 pub mod schedule;
 pub mod signed;
+pub mod sweep;
 pub mod wire;
 
 pub use key::{Contact, Key};

@@ -163,7 +163,7 @@ impl Schedule {
         let [a, b, c, d, ..] = *key.as_bytes();
         let place = u64::from(u32::from_be_bytes([a, b, c, d]));
         // A cycle has at most 2^32 seconds, so the product has at most 64 bits.
-        let turn = (place * self.cycle_secs >> 32) + self.phase_secs;
+        let turn = ((place * self.cycle_secs) >> 32) + self.phase_secs;
         let wait = (turn + self.cycle_secs * 2 - earliest % self.cycle_secs) % self.cycle_secs;
         earliest.saturating_add(wait)
     }
