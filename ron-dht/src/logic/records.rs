@@ -428,6 +428,12 @@ impl Records {
         self.total.bytes
     }
 
+    /// What they take as they travel.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        self.total.bytes - self.total.records * RECORD_OVERHEAD
+    }
+
     /// How addresses are judged.
     #[must_use]
     pub fn policy(&self) -> AddressPolicy {
