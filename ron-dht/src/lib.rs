@@ -2,6 +2,7 @@
 
 mod actor;
 mod buckets;
+mod contacts;
 mod error;
 mod handle;
 mod inflight;
@@ -12,9 +13,11 @@ mod node;
 mod publish;
 mod search;
 mod settings;
+mod store;
 
 pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found};
 pub use logic::{Contact, Key};
 pub use publish::{Provider, Published};
 pub use settings::{Preset, Settings};
+pub use store::{Clock, Flush, Opened, Rewrite, Store, StoreSettings};

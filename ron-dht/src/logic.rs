@@ -13,6 +13,7 @@ pub mod records;
 mod rtt;
 pub mod schedule;
 pub mod signed;
+pub mod sweep;
 pub mod table;
 pub mod wire;
 

@@ -428,6 +428,12 @@ impl Records {
         self.total.bytes
     }
 
+    /// What they take as they travel.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        self.total.bytes - self.total.records * RECORD_OVERHEAD
+    }
+
     /// How addresses are judged.
     #[must_use]
     pub fn policy(&self) -> AddressPolicy {
@@ -856,7 +862,7 @@ mod tests {
         for who in 40..45 {
             records.insert(provider(who, 1, 1, HOUR), &sender(who as u32), NOW).unwrap();
         }
-        let honest: BTreeSet<NodeId> = (40..45).map(|who| publisher(who)).collect();
+        let honest: BTreeSet<NodeId> = (40..45).map(publisher).collect();
         let mut seen = BTreeSet::new();
         for seed in 0..50 {
             let found = records.providers(&key(1), NOW, 8, &mut fastrand::Rng::with_seed(seed));

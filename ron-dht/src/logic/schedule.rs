@@ -102,12 +102,14 @@ impl Schedule {
         unix_secs.max(last.saturating_add(1))
     }
 
-    /// Notes that a key was said with `seq`. Its next turn follows from that. A key that was removed meanwhile stays
-    /// so.
-    pub fn on_published(&mut self, key: &Key, seq: u64, unix_secs: u64) {
-        if self.keys.contains_key(key) {
+    /// Notes that a key was said with `seq`, from which its next turn follows. A key that was removed meanwhile stays
+    /// so, and `false` says that.
+    pub fn on_published(&mut self, key: &Key, seq: u64, unix_secs: u64) -> bool {
+        let is_ours = self.keys.contains_key(key);
+        if is_ours {
             self.put(*key, Planned { seq, published: Some(unix_secs) });
         }
+        is_ours
     }
 
     /// Up to `limit` keys whose turn has come, the longest overdue first, neighbours together. They stay due until
@@ -163,7 +165,7 @@ impl Schedule {
         let [a, b, c, d, ..] = *key.as_bytes();
         let place = u64::from(u32::from_be_bytes([a, b, c, d]));
         // A cycle has at most 2^32 seconds, so the product has at most 64 bits.
-        let turn = (place * self.cycle_secs >> 32) + self.phase_secs;
+        let turn = ((place * self.cycle_secs) >> 32) + self.phase_secs;
         let wait = (turn + self.cycle_secs * 2 - earliest % self.cycle_secs) % self.cycle_secs;
         earliest.saturating_add(wait)
     }
@@ -262,7 +264,7 @@ mod tests {
         assert_eq!(planned, Planned { seq: START, published: Some(START) });
         assert!(schedule.is_empty() && schedule.due(u64::MAX / 2, 9).is_empty());
         // Publishing that was under way when the key was removed does not bring it back.
-        schedule.on_published(&key(1, 1), START + 1, START);
+        assert!(!schedule.on_published(&key(1, 1), START + 1, START));
         assert!(schedule.is_empty());
     }
 

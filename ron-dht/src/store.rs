@@ -1,0 +1,790 @@
+//! What survives a restart: the records kept for others and the schedule of our own keys, in a journal.
+//!
+//! The memory is the truth while the node runs; the journal is read once, at the start. Every change is first made
+//! in memory and then written by whoever waits for it: [`Store::flush`] hands out what is new, and the owner goes on
+//! while the disk works. So that the order in which several of those reach the disk does not matter, records are
+//! judged again when they are read, by the same rules, and entries of the schedule are numbered.
+//!
+//! Lost records are a nuisance and not a disaster, since nineteen other nodes have them. So damage is reported, and
+//! the node starts with what can be read.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Deadline, Supervisor,
+    disk::Disk,
+    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Recovered, Salts, record_bytes},
+};
+
+use crate::logic::{
+    Key,
+    addrs::{AddressPolicy, Sender, Source},
+    records::{Inserted, Kept, Limits, Records},
+    schedule::{Planned, REPUBLISH, Schedule},
+    signed::{RecordError, Verified},
+};
+
+/// What an entry of the journal is.
+const PROVIDER: u8 = 1;
+const VALUE: u8 = 2;
+const PLANNED: u8 = 3;
+const UNPLANNED: u8 = 4;
+const PHASE: u8 = 5;
+
+/// Keys in one entry of the schedule: 24 KiB.
+const KEYS_PER_ENTRY: usize = 512;
+
+/// Bytes that are written between two syncs when everything is written anew. A writer that waits behind them waits
+/// for milliseconds.
+const REWRITE_BYTES: usize = 1 << 20;
+
+/// Segments beyond twice what is needed before everything is written anew. Fewer would rewrite a small store all the
+/// time.
+const SLACK_SEGMENTS: u64 = 2;
+
+/// Longest entry: a value, or keys of the schedule.
+const ENTRY_BYTES_MAX: u32 = 64 << 10;
+
+/// Reading a full store takes seconds; on a slow disk it may take longer, and there is nothing to do meanwhile.
+const OPENING: Duration = Duration::from_secs(3600);
+
+/// The two clocks at one moment: time since the node started, by which records live, and unix seconds, which a
+/// restart does not reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock {
+    /// Since the node started.
+    pub now: Duration,
+    /// Of the wall clock.
+    pub unix_secs: u64,
+}
+
+/// What a store needs to know.
+#[derive(Debug, Clone)]
+pub struct StoreSettings {
+    /// How much is kept.
+    pub limits: Limits,
+    /// How addresses are judged, and who is counted as one.
+    pub policy: AddressPolicy,
+    /// How often our own keys are said again.
+    pub republish: Duration,
+    /// Size of a file of the journal. It takes at least three of them; lower it where space is scarce.
+    pub segment_bytes: u32,
+    /// For simulations, whose files must come out the same every time.
+    pub salts: Salts,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        StoreSettings {
+            limits: Limits::default(),
+            policy: AddressPolicy::default(),
+            republish: REPUBLISH,
+            segment_bytes: 8 << 20,
+            salts: Salts::default(),
+        }
+    }
+}
+
+/// What opening found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Opened {
+    /// Records that are kept.
+    pub records: usize,
+    /// Keys in the schedule.
+    pub planned: usize,
+    /// Entries whose time was over.
+    pub expired: usize,
+    /// Entries that are not kept for another reason: superseded, beyond a limit, or not readable by this version.
+    pub dropped: usize,
+    /// What the journal itself reports, lost stretches included.
+    pub recovered: Recovered,
+}
+
+/// Records and schedule, in memory and, if it was opened on a disk, there too.
+#[derive(Debug)]
+pub struct Store {
+    records: Records,
+    schedule: Schedule,
+    durable: Option<Durable>,
+}
+
+#[derive(Debug)]
+struct Durable {
+    journal: Journal,
+    reader: Reader,
+    /// Changes that nobody has taken to the disk yet.
+    unwritten: Vec<(u8, Bytes)>,
+    /// Numbers the entries of the schedule.
+    stamp: u64,
+    rewriting: Weak<()>,
+    slack_bytes: u64,
+}
+
+impl Store {
+    /// A store that keeps nothing across restarts.
+    #[must_use]
+    pub fn memory(settings: StoreSettings, rng: &mut fastrand::Rng) -> Self {
+        Store {
+            records: Records::new(settings.limits, settings.policy),
+            schedule: Schedule::new(settings.republish, rng),
+            durable: None,
+        }
+    }
+
+    /// Opens the store in `dir` of `disk`, making it if need be. Its journal's writer ends with the supervisor.
+    ///
+    /// # Errors
+    /// As [`Journal::open`], except that damage is reported and not refused.
+    pub async fn open(
+        supervisor: &Supervisor,
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        settings: StoreSettings,
+        clock: Clock,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(Self, Opened), JournalError> {
+        let journal_settings = ron_core::journal::Settings {
+            name: "dht_records",
+            segment_bytes: settings.segment_bytes,
+            chunk_bytes: settings.segment_bytes / 8,
+            record_bytes_max: ENTRY_BYTES_MAX,
+            pending_bytes_max: 16 << 20,
+            on_damage: OnDamage::Report,
+            salts: settings.salts,
+        };
+        let (journal, recovered) = Journal::open(supervisor, disk, dir, journal_settings).await?;
+        let reader = journal.reader();
+        let segment_bytes = settings.segment_bytes;
+        let phase = rng.u64(..);
+        let read = {
+            let reader = reader.clone();
+            move || Loaded::read(&reader, settings, clock, phase)
+        };
+        let loaded = supervisor.blocking("dht_open", Deadline::after(OPENING), read).await??;
+        let Loaded { records, schedule, stamp, had_phase, mut opened } = loaded;
+        opened.recovered = recovered;
+        let mut durable = Durable {
+            journal,
+            reader,
+            unwritten: Vec::new(),
+            stamp,
+            rewriting: Weak::new(),
+            slack_bytes: SLACK_SEGMENTS * u64::from(segment_bytes),
+        };
+        if !had_phase {
+            durable.unwritten.push((PHASE, schedule.phase().to_be_bytes().to_vec().into()));
+        }
+        Ok((Store { records, schedule, durable: Some(durable) }, opened))
+    }
+
+    /// The records kept for others.
+    #[must_use]
+    pub fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Our own keys.
+    #[must_use]
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// As [`Records::insert`]. It is durable when the next [`flush`](Self::flush) has been written.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn insert(
+        &mut self,
+        record: Verified,
+        sender: &Sender,
+        clock: Clock,
+    ) -> Result<Inserted, RecordError> {
+        let (asked, inserted) = (record.clone(), self.records.insert(record, sender, clock.now)?);
+        self.note(&asked, inserted, clock);
+        Ok(inserted)
+    }
+
+    /// As [`Records::compare_and_swap`]. It is durable when the next [`flush`](Self::flush) has been written.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compare_and_swap(
+        &mut self,
+        record: Verified,
+        expected: u64,
+        sender: &Sender,
+        clock: Clock,
+    ) -> Result<Inserted, RecordError> {
+        let asked = record.clone();
+        let inserted = self.records.compare_and_swap(record, expected, sender, clock.now)?;
+        self.note(&asked, inserted, clock);
+        Ok(inserted)
+    }
+
+    /// As [`Records::expire`]. There is nothing to write: an entry says itself when its time is over.
+    pub fn expire(&mut self, now: Duration, limit: usize) -> usize {
+        self.records.expire(now, limit)
+    }
+
+    /// Adds keys to the schedule, due at once, and says how many are new.
+    pub fn plan(&mut self, keys: &[Key]) -> usize {
+        let added: Vec<_> = keys.iter().copied().filter(|key| self.schedule.add(*key)).collect();
+        let planned = Planned { seq: 0, published: None };
+        self.write_planned(&added.iter().map(|key| (*key, planned)).collect::<Vec<_>>());
+        added.len()
+    }
+
+    /// Takes a key out of the schedule, and says what was known of it: its withdrawal needs the next number.
+    pub fn unplan(&mut self, key: &Key) -> Option<Planned> {
+        let planned = self.schedule.remove(key)?;
+        if let Some(durable) = &mut self.durable {
+            let entry = [&durable.next_stamp().to_be_bytes()[..], key.as_bytes()].concat();
+            durable.unwritten.push((UNPLANNED, entry.into()));
+        }
+        Some(planned)
+    }
+
+    /// Notes that keys were said, each with its number.
+    pub fn on_published(&mut self, published: &[(Key, u64)], clock: Clock) {
+        let mut planned = Vec::with_capacity(published.len());
+        for (key, seq) in published {
+            if self.schedule.on_published(key, *seq, clock.unix_secs) {
+                planned.push((*key, Planned { seq: *seq, published: Some(clock.unix_secs) }));
+            }
+        }
+        self.write_planned(&planned);
+    }
+
+    /// As [`Schedule::due`].
+    #[must_use]
+    pub fn due(&mut self, unix_secs: u64, limit: usize) -> Vec<Key> {
+        self.schedule.due(unix_secs, limit)
+    }
+
+    /// What has changed since the last flush, to be written by whoever has the time. Flush after every message: what
+    /// is not flushed waits in memory.
+    #[must_use]
+    pub fn flush(&mut self) -> Flush {
+        let Some(durable) = &mut self.durable else {
+            return Flush { journal: None, entries: Vec::new() };
+        };
+        let entries = std::mem::take(&mut durable.unwritten);
+        Flush { journal: (!entries.is_empty()).then(|| durable.journal.clone()), entries }
+    }
+
+    /// Everything, to be written anew, if the journal is more than twice as long as it need be and no other rewrite
+    /// is under way. Ask now and then.
+    #[must_use]
+    pub fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
+        let durable = self.durable.as_mut()?;
+        if durable.rewriting.upgrade().is_some() {
+            return None;
+        }
+        let segments = durable.reader.segments();
+        let written: u64 = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
+        let keys = self.schedule.len() * 48;
+        let records = self.records.len() * record_bytes(16) + self.records.encoded_bytes();
+        if written <= 2 * (keys + records) as u64 + durable.slack_bytes {
+            return None;
+        }
+        // Every change so far is in what is written below, and every later one goes to this segment or behind it.
+        let keep_from = segments.last()?.sequence;
+        let stamp = durable.next_stamp();
+        let mut entries = vec![(PHASE, Bytes::from(self.schedule.phase().to_be_bytes().to_vec()))];
+        entries.extend(planned_entries(&self.schedule.iter().collect::<Vec<_>>(), stamp));
+        entries.extend(self.records.kept().map(|kept| kept_entry(&kept, clock)));
+        let under_way = Arc::new(());
+        durable.rewriting = Arc::downgrade(&under_way);
+        Some(Rewrite { journal: durable.journal.clone(), entries, keep_from, _under_way: under_way })
+    }
+
+    fn note(&mut self, record: &Verified, inserted: Inserted, clock: Clock) {
+        let Some(durable) = self.durable.as_mut().filter(|_| inserted.is_change()) else {
+            return;
+        };
+        if let Some(kept) = self.records.kept_for(record.record()) {
+            durable.unwritten.push(kept_entry(&kept, clock));
+        }
+    }
+
+    fn write_planned(&mut self, planned: &[(Key, Planned)]) {
+        if let Some(durable) = &mut self.durable {
+            let stamp = durable.next_stamp();
+            durable.unwritten.extend(planned_entries(planned, stamp));
+        }
+    }
+}
+
+impl Durable {
+    fn next_stamp(&mut self) -> u64 {
+        self.stamp += 1;
+        self.stamp
+    }
+}
+
+/// Changes on their way to the disk.
+#[derive(Debug)]
+#[must_use = "what is not written does not survive"]
+pub struct Flush {
+    journal: Option<Journal>,
+    entries: Vec<(u8, Bytes)>,
+}
+
+impl Flush {
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Writes, and returns when it is durable. Dropping the future may or may not withdraw it.
+    ///
+    /// # Errors
+    /// As [`Journal::append`]. What was not written stays in memory and is written with the next rewrite.
+    pub async fn write(self, deadline: Deadline) -> Result<(), JournalError> {
+        match self.journal {
+            Some(journal) => journal.append_all(self.entries, deadline).await.map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Everything on its way to the disk once more, after which what was written before can go.
+#[derive(Debug)]
+#[must_use = "the journal grows until it is written"]
+pub struct Rewrite {
+    journal: Journal,
+    entries: Vec<(u8, Bytes)>,
+    keep_from: u64,
+    _under_way: Arc<()>,
+}
+
+impl Rewrite {
+    /// Writes, then removes what is no longer needed, and says how many segments those were. Stopping in the middle
+    /// loses nothing.
+    ///
+    /// # Errors
+    /// As [`Journal::append`] and [`Journal::remove_before`].
+    pub async fn write(self, deadline: Deadline) -> Result<usize, JournalError> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        for (kind, payload) in self.entries {
+            bytes += record_bytes(payload.len());
+            batch.push((kind, payload));
+            if bytes >= REWRITE_BYTES {
+                self.journal.append_all(std::mem::take(&mut batch), deadline).await?;
+                bytes = 0;
+            }
+        }
+        self.journal.append_all(batch, deadline).await?;
+        self.journal.remove_before(self.keep_from, deadline).await
+    }
+}
+
+/// When a record ends, whom it is counted with, and itself.
+fn kept_entry(kept: &Kept, clock: Clock) -> (u8, Bytes) {
+    let left = kept.expires.saturating_sub(clock.now);
+    let expires = clock.unix_secs.saturating_add(left.as_secs());
+    let mut payload = Vec::with_capacity(16 + kept.encoded.len());
+    payload.extend_from_slice(&expires.to_be_bytes());
+    payload.extend_from_slice(&kept.source.number().to_be_bytes());
+    payload.extend_from_slice(&kept.encoded);
+    (if kept.is_value { VALUE } else { PROVIDER }, payload.into())
+}
+
+fn planned_entries(planned: &[(Key, Planned)], stamp: u64) -> impl Iterator<Item = (u8, Bytes)> + '_ {
+    planned.chunks(KEYS_PER_ENTRY).map(move |keys| {
+        let mut payload = Vec::with_capacity(8 + keys.len() * 48);
+        payload.extend_from_slice(&stamp.to_be_bytes());
+        for (key, planned) in keys {
+            payload.extend_from_slice(key.as_bytes());
+            payload.extend_from_slice(&planned.seq.to_be_bytes());
+            payload.extend_from_slice(&planned.published.unwrap_or(0).to_be_bytes());
+        }
+        (PLANNED, payload.into())
+    })
+}
+
+/// What reading a journal gives.
+struct Loaded {
+    records: Records,
+    schedule: Schedule,
+    stamp: u64,
+    had_phase: bool,
+    opened: Opened,
+}
+
+impl Loaded {
+    fn read(
+        reader: &Reader,
+        settings: StoreSettings,
+        clock: Clock,
+        phase: u64,
+    ) -> Result<Self, JournalError> {
+        let mut records = Records::new(settings.limits, settings.policy);
+        let mut opened = Opened::default();
+        let mut kept_phase = None;
+        let mut last_stamp = 0;
+        // For each key the entry with the highest stamp; of two with the same, the later one.
+        let mut plans: BTreeMap<Key, (u64, Option<Planned>)> = BTreeMap::new();
+        for item in reader.scan(Position::START) {
+            let Item::Record(entry) = item? else { continue };
+            let mut payload = &entry.payload[..];
+            let known = match entry.kind {
+                PROVIDER | VALUE => match read_kept(entry.kind == VALUE, payload, clock) {
+                    Some(kept) if kept.expires <= clock.now => {
+                        opened.expired += 1;
+                        true
+                    }
+                    Some(kept) => records.restore(&kept, clock.now).is_ok(),
+                    None => false,
+                },
+                PLANNED | UNPLANNED => take_u64(&mut payload).is_some_and(|stamp| {
+                    last_stamp = last_stamp.max(stamp);
+                    let mut note = |key, planned| {
+                        let plan = plans.entry(key).or_insert((stamp, planned));
+                        if plan.0 <= stamp {
+                            *plan = (stamp, planned);
+                        }
+                    };
+                    while let Some(key) = take_key(&mut payload) {
+                        if entry.kind == UNPLANNED {
+                            note(key, None);
+                            continue;
+                        }
+                        let (Some(seq), Some(published)) = (take_u64(&mut payload), take_u64(&mut payload))
+                        else {
+                            return false;
+                        };
+                        note(key, Some(Planned { seq, published: (published > 0).then_some(published) }));
+                    }
+                    payload.is_empty()
+                }),
+                PHASE => take_u64(&mut payload).map(|phase| kept_phase = Some(phase)).is_some(),
+                _ => false,
+            };
+            opened.dropped += usize::from(!known);
+        }
+        let mut schedule = Schedule::with_phase(settings.republish, kept_phase.unwrap_or(phase));
+        for (key, (_, planned)) in plans {
+            if let Some(planned) = planned {
+                schedule.restore(key, planned);
+            }
+        }
+        (opened.records, opened.planned) = (records.len(), schedule.len());
+        Ok(Loaded { records, schedule, stamp: last_stamp, had_phase: kept_phase.is_some(), opened })
+    }
+}
+
+fn read_kept(is_value: bool, mut rest: &[u8], clock: Clock) -> Option<Kept> {
+    let (expires, source) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
+    let left = Duration::from_secs(expires.saturating_sub(clock.unix_secs));
+    Some(Kept {
+        encoded: Bytes::copy_from_slice(rest),
+        is_value,
+        source: Source::from_number(source),
+        expires: clock.now.saturating_add(left),
+    })
+}
+
+fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
+    let (taken, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(u64::from_be_bytes(*taken))
+}
+
+fn take_key(bytes: &mut &[u8]) -> Option<Key> {
+    let (taken, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(Key::from_bytes(*taken))
+}
+
+#[cfg(test)]
+mod tests {
+    use ron_core::sim::{CrashStyle, SimDisk};
+
+    use super::*;
+    use crate::logic::{
+        records::Inserted,
+        signed::{ProviderRecord, Value},
+    };
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const DIR: &str = "data/dht";
+
+    fn clock(secs: u64) -> Clock {
+        Clock { now: Duration::from_secs(secs), unix_secs: 1_800_000_000 + secs }
+    }
+
+    /// The same moment after a restart: the node's own time begins anew.
+    fn clock_after_restart(secs: u64) -> Clock {
+        Clock { now: Duration::from_secs(1), ..clock(secs) }
+    }
+
+    fn key(number: u64) -> Key {
+        Key::from_bytes(*blake3::hash(&number.to_be_bytes()).as_bytes())
+    }
+
+    fn provider(who: u64, what: u64, seq: u64) -> Verified {
+        Verified::unproven(who, key(what), &["9.9.9.9:1".parse().unwrap()], seq, HOUR, false)
+    }
+
+    fn sender() -> Sender {
+        Sender { id: ron_core::NodeId::from_bytes([3; 32]), ip: [8, 8, 8, 8].into() }
+    }
+
+    fn host() -> Supervisor {
+        Supervisor::builder("sim").inline_blocking(true).start()
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(10))
+    }
+
+    async fn open(host: &Supervisor, disk: &SimDisk, clock: Clock) -> Result<(Store, Opened), JournalError> {
+        let settings =
+            StoreSettings { segment_bytes: 4096, salts: Salts::Seeded(5), ..StoreSettings::default() };
+        let rng = &mut fastrand::Rng::with_seed(clock.unix_secs);
+        Store::open(host, Arc::new(disk.clone()), Path::new(DIR), settings, clock, rng).await
+    }
+
+    /// Everything that a restart should bring back, in one order.
+    fn content(store: &Store, clock: Clock) -> Vec<(Bytes, u64)> {
+        let until = |kept: &Kept| clock.unix_secs + (kept.expires - clock.now).as_secs();
+        let mut all: Vec<_> = store.records.kept().map(|kept| (kept.encoded.clone(), until(&kept))).collect();
+        all.sort();
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_flushed_comes_back() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, opened) = open(&first, &disk, clock(10)).await.unwrap();
+        assert_eq!((opened.records, opened.planned, opened.dropped), (0, 0, 0));
+        store.insert(provider(1, 1, 1), &sender(), clock(10)).unwrap();
+        store.insert(provider(1, 1, 2), &sender(), clock(500)).unwrap();
+        let gone = Verified::unproven(2, key(1), &[], 4, HOUR, true);
+        store.insert(gone, &sender(), clock(500)).unwrap();
+        let value = Value::immutable(b"bytes", HOUR).unwrap().verify().unwrap();
+        store.insert(value, &sender(), clock(500)).unwrap();
+        let swapped = store.compare_and_swap(
+            Verified::unproven_value(3, b"s", 2, b"v", HOUR),
+            1,
+            &sender(),
+            clock(500),
+        );
+        assert_eq!(swapped, Ok(Inserted::Added));
+        // Nothing new, nothing to write.
+        assert_eq!(store.insert(provider(1, 1, 2), &sender(), clock(500)), Ok(Inserted::Unchanged));
+        assert_eq!(store.plan(&[key(1), key(2), key(3), key(1)]), 3);
+        store.on_published(&[(key(1), 77), (key(9), 5)], clock(500));
+        assert_eq!(store.unplan(&key(2)), Some(Planned { seq: 0, published: None }));
+        let flush = store.flush();
+        assert!(!flush.is_empty());
+        flush.write(soon()).await.unwrap();
+        assert!(store.flush().is_empty());
+        let (before, schedule) = (content(&store, clock(500)), store.schedule.iter().collect::<Vec<_>>());
+        let (due, phase) = (store.schedule.wake_at(), store.schedule.phase());
+        drop(store);
+        first.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+
+        let second = host();
+        let after = clock_after_restart(600);
+        let (mut store, opened) = open(&second, &disk, after).await.unwrap();
+        assert_eq!((opened.records, opened.planned, opened.expired), (4, 2, 0));
+        assert_eq!(content(&store, after), before);
+        assert_eq!(store.schedule.iter().collect::<Vec<_>>(), schedule);
+        assert_eq!((store.schedule.wake_at(), store.schedule.phase()), (due, phase));
+        assert_eq!(store.schedule.next_seq(&key(1), 50), 78);
+        assert_eq!(store.due(after.unix_secs, 9), [key(3)]);
+        // An old word is still known to be old.
+        assert_eq!(store.insert(provider(2, 1, 4), &sender(), after), Err(RecordError::Stale { held: 4 }));
+        second.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_by_the_wall_clock_stays_away() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        store.insert(provider(1, 1, 1), &sender(), clock(0)).unwrap();
+        store.insert(provider(2, 1, 1), &sender(), clock(1800)).unwrap();
+        store.flush().write(soon()).await.unwrap();
+        drop(store);
+        first.shutdown().await;
+
+        let second = host();
+        let (mut store, opened) = open(&second, &disk, clock_after_restart(3600)).await.unwrap();
+        assert_eq!((opened.records, opened.expired), (1, 1));
+        let restarted = clock_after_restart(3600).now;
+        assert_eq!(store.expire(restarted + HOUR / 2 - Duration::from_secs(1), 9), 0);
+        assert_eq!(store.expire(restarted + HOUR / 2, 9), 1);
+        drop(store);
+        second.shutdown().await;
+
+        // The wall clock went back a year meanwhile: a day is the most that anything lives on.
+        let third = host();
+        let early = Clock { now: Duration::ZERO, unix_secs: 1_700_000_000 };
+        let (store, opened) = open(&third, &disk, early).await.unwrap();
+        assert_eq!(opened.records, 2);
+        assert_eq!(store.records().wake_at(), Some(crate::logic::signed::TTL_MAX));
+        third.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rewrite_keeps_what_counts_and_drops_the_rest() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        store.plan(&(0..2000).map(key).collect::<Vec<_>>());
+        store.flush().write(soon()).await.unwrap();
+        let value = |seq: u64| Verified::unproven_value(1, b"s", seq, &[seq as u8; 3000], HOUR);
+        let mut seq = 0;
+        let rewrite = loop {
+            seq += 1;
+            store.insert(value(seq), &sender(), clock(seq)).unwrap();
+            store.flush().write(soon()).await.unwrap();
+            if let Some(rewrite) = store.rewrite(clock(seq)) {
+                break rewrite;
+            }
+        };
+        assert!((30..50).contains(&seq), "{seq}");
+        assert!(store.rewrite(clock(seq)).is_none(), "one at a time");
+        // What changes meanwhile is kept too, whichever comes first.
+        store.unplan(&key(7));
+        store.insert(value(seq + 1), &sender(), clock(seq)).unwrap();
+        store.flush().write(soon()).await.unwrap();
+        assert!(rewrite.write(soon()).await.unwrap() >= 10);
+        assert!(store.rewrite(clock(seq)).is_none(), "nothing to gain");
+        let before = content(&store, clock(seq));
+        drop(store);
+        first.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+
+        let second = host();
+        let (store, opened) = open(&second, &disk, clock_after_restart(seq)).await.unwrap();
+        assert_eq!((opened.records, opened.planned), (1, 1999));
+        assert_eq!(content(&store, clock_after_restart(seq)), before);
+        second.shutdown().await;
+    }
+
+    /// A small life that tells which round of records and which keys were acknowledged. Stops where the disk does.
+    async fn live(disk: &SimDisk, acknowledged: &mut (u64, Vec<u64>)) -> Result<(), JournalError> {
+        let host = host();
+        let lived = async {
+            let (mut store, _) = open(&host, disk, clock(0)).await?;
+            store.durable.as_mut().expect("it was opened").slack_bytes = 0;
+            let mut removed = 0;
+            for round in 1..7 {
+                for what in 0..round {
+                    store.insert(provider(1, what, round), &sender(), clock(round)).expect("there is room");
+                }
+                let bulk = Verified::unproven_value(1, b"s", round, &[0; 2000], HOUR);
+                store.insert(bulk, &sender(), clock(round)).expect("there is room");
+                store.plan(&[key(round)]);
+                store.flush().write(soon()).await?;
+                acknowledged.0 = round;
+                acknowledged.1.push(round);
+                if let Some(rewrite) = store.rewrite(clock(round)) {
+                    removed += rewrite.write(soon()).await?;
+                }
+            }
+            assert!(removed > 0);
+            Ok(())
+        };
+        let lived = lived.await;
+        host.shutdown().await;
+        lived
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crash_anywhere_loses_nothing_that_was_acknowledged() {
+        let whole = SimDisk::new();
+        live(&whole, &mut Default::default()).await.unwrap();
+        for call in 1..=whole.calls() {
+            for style in [
+                CrashStyle::LoseUnsynced,
+                CrashStyle::KeepAll,
+                CrashStyle::KeepPrefix { changes: 1 },
+                CrashStyle::Scramble { seed: call },
+            ] {
+                let disk = SimDisk::new();
+                disk.crash_at_call(call);
+                let mut acknowledged = Default::default();
+                let _ = live(&disk, &mut acknowledged).await;
+                disk.restart(style);
+                let host = host();
+                let (store, opened) = open(&host, &disk, clock_after_restart(10)).await.unwrap();
+                assert!(opened.recovered.damage.is_empty(), "{call} {style:?}");
+                let (round, keys) = &acknowledged;
+                let newest = |what: u64| {
+                    let kept = store.records.kept_for(provider(1, what, 1).record())?;
+                    Some(ProviderRecord::decode(&kept.encoded).unwrap().seq())
+                };
+                assert!((0..*round).all(|what| newest(what) >= Some(*round)), "{call} {style:?}");
+                let planned: Vec<_> = store.schedule.iter().map(|(key, _)| key).collect();
+                assert!(keys.iter().all(|what| planned.contains(&key(*what))), "{call} {style:?}");
+                host.shutdown().await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn damage_is_reported_and_the_rest_is_used() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        for what in 0..20 {
+            store.insert(provider(1, what, 1), &sender(), clock(0)).unwrap();
+            store.flush().write(soon()).await.unwrap();
+        }
+        drop(store);
+        first.shutdown().await;
+        disk.flip_bit(Path::new(DIR).join("0000000000000001.seg"), 1000);
+        let second = host();
+        let (store, opened) = open(&second, &disk, clock_after_restart(0)).await.unwrap();
+        assert_eq!(opened.recovered.damage.len(), 1);
+        assert_eq!(store.records().len(), 19);
+        second.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn foreign_entries_are_counted_and_skipped() {
+        let (disk, first) = (SimDisk::new(), host());
+        let settings =
+            ron_core::journal::Settings { salts: Salts::Seeded(1), ..ron_core::journal::Settings::default() };
+        let (journal, _) =
+            Journal::open(&first, Arc::new(disk.clone()), Path::new(DIR), settings).await.unwrap();
+        let entries = [
+            (9, &b"later"[..]),
+            (PROVIDER, b"short"),
+            (PROVIDER, &[0xff; 40]),
+            (VALUE, &[0xff; 16]),
+            (PLANNED, &[0; 50]),
+            (PLANNED, &[0; 7]),
+            (UNPLANNED, &[0; 41]),
+            (PHASE, &[1]),
+        ];
+        let entries = entries.map(|(kind, payload)| (kind, Bytes::from_static(payload)));
+        journal.append_all(entries.to_vec(), soon()).await.unwrap();
+        drop(journal);
+        first.shutdown().await;
+        let second = host();
+        let (_, opened) = open(&second, &disk, clock_after_restart(0)).await.unwrap();
+        assert_eq!((opened.records, opened.dropped), (0, 8));
+        second.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_disk_nothing_is_written() {
+        let mut store = Store::memory(StoreSettings::default(), &mut fastrand::Rng::with_seed(1));
+        store.insert(provider(1, 1, 1), &sender(), clock(0)).unwrap();
+        store.plan(&[key(1)]);
+        let flush = store.flush();
+        assert!(flush.is_empty() && store.rewrite(clock(0)).is_none());
+        assert_eq!(flush.write(soon()).await, Ok(()));
+    }
+}
