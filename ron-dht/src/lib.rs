@@ -1,5 +1,5 @@
 //! Kademlia that answers in time.
 
-mod logic;
+pub mod logic;
 
 pub use logic::{Contact, Key};
