@@ -2,6 +2,7 @@
 //!
 //! `now` is always the time since the node started, handed in by whoever has a clock.
 
+pub mod estimate;
 mod key;
 mod rtt;
 pub mod table;
