@@ -4,6 +4,9 @@
 
 pub mod estimate;
 mod key;
+pub mod lookup;
+#[cfg(test)]
+mod pretend;
 mod rtt;
 pub mod table;
 

@@ -419,6 +419,25 @@ pub fn random_key_in(own: &NodeId, index: usize, rng: &mut fastrand::Rng) -> Key
 }
 
 #[cfg(test)]
+impl Entry {
+    /// A peer that answered once, at the beginning of time.
+    pub(crate) fn heard(contact: Contact, rtt: Duration) -> Self {
+        let mut entry =
+            Entry { contact, rtt: Rtt::UNKNOWN, seen: Duration::ZERO, prefix: Prefix(0), failures: 0 };
+        entry.rtt.on_sample(rtt);
+        entry
+    }
+}
+
+#[cfg(test)]
+impl Bucket {
+    /// A bucket with these peers, nobody waiting.
+    pub(crate) fn of(entries: Arc<[Entry]>) -> Self {
+        Bucket { entries, ..Bucket::default() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
