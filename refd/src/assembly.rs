@@ -87,7 +87,10 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         _ = terminate.recv() => return Err("cut off by a second request to stop".into()),
         _ = interrupt.recv() => return Err("cut off by a second request to stop".into()),
     };
-    println!("stopped: {} tasks drained, {} cut off, {:?}", stopped.drained, stopped.aborted, stopped.elapsed);
+    println!(
+        "stopped: {} tasks drained, {} cut off, {:?}",
+        stopped.drained, stopped.aborted, stopped.elapsed
+    );
     match fatal {
         None => Ok(()),
         Some(fatal) => Err(format!("a task failed: {fatal:?}").into()),

@@ -11,6 +11,7 @@ use crate::{
         Contact, Key,
         estimate::expected_buckets,
         lookup::{Failure, Goal, Reason, Verdict},
+        table::{BUCKETS, random_key_in},
         wire::Request,
     },
     node::Node,
@@ -140,8 +141,8 @@ impl Node {
         }
         let nodes = self.estimate.lock().nodes().unwrap_or(1.0);
         let buckets = expected_buckets(nodes).ceil() as usize + REFRESH_SPARE;
-        for bucket in 0..buckets.min(crate::logic::table::BUCKETS) {
-            let target = in_bucket(&self.id, bucket, rng);
+        for bucket in 0..buckets.min(BUCKETS) {
+            let target = random_key_in(&self.id, bucket, rng);
             if self.look(target, true).await.reason == Reason::Canceled {
                 return;
             }
@@ -180,17 +181,4 @@ pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Contact>, _stop: Stop
             node.ping(&contact, deadline).await
         });
     }
-}
-
-/// A random key that falls into `bucket` of the table of `own`.
-pub(crate) fn in_bucket(own: &NodeId, bucket: usize, rng: &mut fastrand::Rng) -> Key {
-    let mut bytes = [0; 32];
-    rng.fill(&mut bytes);
-    let own = own.as_bytes();
-    let (byte, bit) = (bucket / 8, bucket % 8);
-    bytes[..byte].copy_from_slice(&own[..byte]);
-    let before = !(0xff_u8 >> bit);
-    let here = 0x80_u8 >> bit;
-    bytes[byte] = own[byte] & before | (own[byte] ^ 0xff) & here | bytes[byte] & !(before | here);
-    Key::from_bytes(bytes)
 }

@@ -1,5 +1,6 @@
 //! Kademlia that answers in time.
 
+<<<<<<< HEAD
 mod actor;
 mod buckets;
 mod contacts;
@@ -14,6 +15,9 @@ mod publish;
 mod search;
 mod settings;
 mod store;
+=======
+pub mod logic;
+>>>>>>> dht
 
 pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found};

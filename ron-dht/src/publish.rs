@@ -152,9 +152,8 @@ impl Node {
         let mut waiting = peers.iter();
         let (mut out, mut outcomes) = (InFlight::new(), Vec::new());
         loop {
-            while out.len() < STORES_AT_ONCE
-                && let Some(peer) = waiting.next()
-            {
+            while out.len() < STORES_AT_ONCE {
+                let Some(peer) = waiting.next() else { break };
                 let rtt = self.buckets.get(&peer.id).map(|entry| entry.rtt).unwrap_or_default();
                 let within = deadline.within(rtt.timeout(self.settings.rpc_timeout));
                 out.push_boxed(peer.id, self.network().ask(peer, Arc::clone(&request), within));

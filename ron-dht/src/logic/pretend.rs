@@ -280,6 +280,7 @@ impl Net {
         }
     }
 
+<<<<<<< HEAD
     /// Random searches of random honest nodes.
     fn searches(&mut self, count: usize, settings: LookupSettings) -> Summary {
         let mut runs = Vec::with_capacity(count);
@@ -287,6 +288,17 @@ impl Net {
             let asker = self.rng.usize(0..self.nodes.len());
             if self.nodes[asker].manner == Manner::Honest {
                 let target = Key::from(random_id(&mut self.rng));
+=======
+    /// Random searches of random honest nodes. Which ones does not depend on how they go, so that two settings can be
+    /// compared on the same ones.
+    fn searches(&mut self, count: usize, settings: LookupSettings) -> Summary {
+        let mut draw = self.rng.fork();
+        let mut runs = Vec::with_capacity(count);
+        while runs.len() < count {
+            let asker = draw.usize(0..self.nodes.len());
+            if self.nodes[asker].manner == Manner::Honest {
+                let target = Key::from(random_id(&mut draw));
+>>>>>>> dht
                 runs.push(self.search(asker, target, settings));
             }
         }
@@ -470,6 +482,7 @@ fn figures() {
         let mut net = Net::ideal(1, nodes);
         println!("{nodes} nodes: {}", net.searches(1000, hedged()));
         net.loss = 0.1;
+<<<<<<< HEAD
         println!("10 % loss: {}", net.searches(1000, hedged()));
         net.loss = 0.0;
         for (more, share) in [(0.05, 5), (0.16, 20)] {
@@ -487,6 +500,25 @@ fn figures() {
         }
     }
     println!("500 grown: {}", Net::grown(3, 500).searches(1000, hedged()));
+=======
+        println!("0.1 lost: {}", net.searches(1000, hedged()));
+        for share in [0.05, 0.2] {
+            for (name, settings) in [("hedging", hedged()), ("no hedging", unhedged())] {
+                let mut net = Net::ideal(2, nodes);
+                net.misbehave(share, Manner::Silent);
+                println!("{share} silent, {name}: {}", net.searches(1000, settings));
+            }
+        }
+        for manner in [Manner::Inventor, Manner::Accomplice] {
+            for paths in [1, 2, 4, 8] {
+                let mut net = Net::ideal(3, nodes);
+                net.misbehave(0.2, manner);
+                println!("0.2 {manner:?}, {paths} paths: {}", net.searches(1000, with_paths(paths)));
+            }
+        }
+    }
+    println!("500 grown: {}", Net::grown(4, 500).searches(1000, hedged()));
+>>>>>>> dht
     let (mut plain, mut wide) = (0.0, 0.0);
     for seed in 0..50 {
         let (plainly, widely) = Siege::new(seed, 2000).reached();

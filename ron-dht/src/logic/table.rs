@@ -69,6 +69,7 @@ impl Entry {
     }
 }
 
+<<<<<<< HEAD
 #[cfg(test)]
 impl Entry {
     /// A peer that answered once, at the beginning of time.
@@ -87,6 +88,8 @@ impl Bucket {
     }
 }
 
+=======
+>>>>>>> dht
 /// What became of a peer that answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
@@ -437,6 +440,28 @@ pub fn random_key_in(own: &NodeId, index: usize, rng: &mut fastrand::Rng) -> Key
 }
 
 #[cfg(test)]
+<<<<<<< HEAD
+=======
+impl Entry {
+    /// A peer that answered once, at the beginning of time.
+    pub(crate) fn heard(contact: Contact, rtt: Duration) -> Self {
+        let mut entry =
+            Entry { contact, rtt: Rtt::UNKNOWN, seen: Duration::ZERO, prefix: Prefix(0), failures: 0 };
+        entry.rtt.on_sample(rtt);
+        entry
+    }
+}
+
+#[cfg(test)]
+impl Bucket {
+    /// A bucket with these peers, nobody waiting.
+    pub(crate) fn of(entries: Arc<[Entry]>) -> Self {
+        Bucket { entries, ..Bucket::default() }
+    }
+}
+
+#[cfg(test)]
+>>>>>>> dht
 mod tests {
     use proptest::prelude::*;
 
