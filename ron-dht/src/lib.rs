@@ -1,6 +1,5 @@
 //! Kademlia that answers in time.
 
-<<<<<<< HEAD
 mod actor;
 mod buckets;
 mod contacts;
@@ -15,9 +14,6 @@ mod publish;
 mod search;
 mod settings;
 mod store;
-=======
-pub mod logic;
->>>>>>> dht
 
 pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found};

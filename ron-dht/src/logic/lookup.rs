@@ -22,13 +22,10 @@ pub const PATHS_MAX: usize = 8;
 /// on an ordinary day.
 const BAD_REFERRALS: u16 = 3;
 
-<<<<<<< HEAD
-=======
 /// Peers of our own table that each path hears before it ends. Where one peer in five lies in concert, one informant is
 /// a liar once in five searches, and all its path ever hears of are accomplices; three are once in 125.
 const INFORMANTS_MIN: usize = 3;
 
->>>>>>> dht
 /// Candidates kept that are not asked yet. A liar names k that are all nearer than the truth: with a dozen lists the
 /// truth outlasts the liars among them until they are found out. 240 of 112 bytes are 26 KiB a search at worst.
 const UNASKED_MAX: usize = 12 * K;
@@ -262,13 +259,7 @@ impl Lookup {
         if let Some(reason) = self.ended {
             return Step::Done(self.verdict(reason));
         }
-<<<<<<< HEAD
-        if let Goal::Found(enough) = self.goal
-            && self.found >= enough.get()
-        {
-=======
         if matches!(self.goal, Goal::Found(enough) if self.found >= enough.get()) {
->>>>>>> dht
             return self.end(Reason::Enough);
         }
         // At the deadline nobody is set aside any more: who is out then is why the search is not complete.
@@ -276,11 +267,7 @@ impl Lookup {
             self.set_aside(now);
         }
         let active = self.count(Stage::Active);
-<<<<<<< HEAD
-        let next = self.next();
-=======
         let next = self.pick();
->>>>>>> dht
         let spent = self.questions.len() >= self.requests_max();
         if active == 0 && (next.is_none() || spent) && !self.hopes_for_the_silent() {
             let reason = match next {
@@ -379,14 +366,8 @@ impl Lookup {
         }
     }
 
-<<<<<<< HEAD
-    /// The candidate to ask next and the path that asks it: from the path with the fewest questions out, the best that
-    /// is among its k nearest.
-    fn next(&self) -> Option<(usize, usize)> {
-=======
     /// The candidate to ask next and the path that asks it, the one with the fewest questions out first.
     fn pick(&self) -> Option<(usize, usize)> {
->>>>>>> dht
         let paths = self.settings.paths.get();
         let share = self.slots().div_ceil(paths);
         let active = |path: usize| {
@@ -395,11 +376,6 @@ impl Lookup {
         };
         let mut order: Vec<(usize, usize)> = (0..paths).map(|path| (active(path), path)).collect();
         order.sort_unstable();
-<<<<<<< HEAD
-        order.into_iter().filter(|(active, _)| *active < share).find_map(|(_, path)| {
-            let new = self.window(path, false).filter(|at| self.candidates[*at].stage == Stage::New);
-            new.min_by_key(|at| self.candidates[*at].rank()).map(|at| (at, path))
-=======
         order
             .into_iter()
             .filter(|(active, _)| *active < share)
@@ -426,7 +402,6 @@ impl Lookup {
             } else {
                 None
             }
->>>>>>> dht
         })
     }
 
@@ -826,23 +801,9 @@ mod tests {
     fn a_late_answer_is_learned_from() {
         let mut script = Script::closest([10, 20, 30, 40]);
         script.asks();
-<<<<<<< HEAD
-        script.answer(20, []).answer(30, []);
-        assert_eq!(script.asks(), [40]);
-        assert_eq!(script.at(260).asks(), []);
-        script.at(300).answer(10, [5]);
-        // It was set aside with 40 and the end was near; now there is somebody new to ask.
-        assert_eq!(script.asks(), []);
-        assert!(matches!(script.lookup.poll(ms(300)), Step::Done(_)), "nobody was waited for at 260");
-        let mut script = Script::closest([10, 20, 30, 40]);
-        script.asks();
-        script.at(200).answer(20, []).asks();
-        script.at(260).asks();
-=======
         assert_eq!(script.at(200).answer(20, []).asks(), [40]);
         // 10 and 30 are set aside here, and 40 alone is waited for.
         assert_eq!(script.at(260).asks(), []);
->>>>>>> dht
         assert_eq!(script.at(300).answer(10, [5]).asks(), [5]);
         script.answer(5, []).answer(40, []);
         let verdict = script.verdict();
@@ -1034,8 +995,6 @@ mod tests {
         assert_eq!(numbers(&script.verdict().closest), (1..=20).collect::<Vec<u16>>());
     }
 
-<<<<<<< HEAD
-=======
     #[test]
     fn nobody_is_believed_alone() {
         let settings = LookupSettings { parallelism: NonZeroUsize::MIN, ..LookupSettings::default() };
@@ -1054,7 +1013,6 @@ mod tests {
         assert_eq!(script.verdict().reason, Reason::Complete);
     }
 
->>>>>>> dht
     fn any_settings() -> impl Strategy<Value = LookupSettings> {
         (1_usize..6, 0_usize..4, 0_u8..8, 0_u16..100, 1_usize..12).prop_map(
             |(parallelism, hedges, hops_max, requests_max, paths)| LookupSettings {

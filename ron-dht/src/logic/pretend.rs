@@ -280,15 +280,6 @@ impl Net {
         }
     }
 
-<<<<<<< HEAD
-    /// Random searches of random honest nodes.
-    fn searches(&mut self, count: usize, settings: LookupSettings) -> Summary {
-        let mut runs = Vec::with_capacity(count);
-        while runs.len() < count {
-            let asker = self.rng.usize(0..self.nodes.len());
-            if self.nodes[asker].manner == Manner::Honest {
-                let target = Key::from(random_id(&mut self.rng));
-=======
     /// Random searches of random honest nodes. Which ones does not depend on how they go, so that two settings can be
     /// compared on the same ones.
     fn searches(&mut self, count: usize, settings: LookupSettings) -> Summary {
@@ -298,7 +289,6 @@ impl Net {
             let asker = draw.usize(0..self.nodes.len());
             if self.nodes[asker].manner == Manner::Honest {
                 let target = Key::from(random_id(&mut draw));
->>>>>>> dht
                 runs.push(self.search(asker, target, settings));
             }
         }
@@ -482,25 +472,6 @@ fn figures() {
         let mut net = Net::ideal(1, nodes);
         println!("{nodes} nodes: {}", net.searches(1000, hedged()));
         net.loss = 0.1;
-<<<<<<< HEAD
-        println!("10 % loss: {}", net.searches(1000, hedged()));
-        net.loss = 0.0;
-        for (more, share) in [(0.05, 5), (0.16, 20)] {
-            net.misbehave(more, Manner::Silent);
-            println!("{share} % silent: {}", net.searches(1000, hedged()));
-            println!("{share} % silent, no hedging: {}", net.searches(1000, unhedged()));
-        }
-        for manner in [Manner::Inventor, Manner::Accomplice] {
-            let mut net = Net::ideal(2, nodes);
-            net.misbehave(0.2, manner);
-            for paths in [1, 2, 4, 8] {
-                let found = net.searches(1000, with_paths(paths));
-                println!("20 % {manner:?}, {paths} paths: {found}");
-            }
-        }
-    }
-    println!("500 grown: {}", Net::grown(3, 500).searches(1000, hedged()));
-=======
         println!("0.1 lost: {}", net.searches(1000, hedged()));
         for share in [0.05, 0.2] {
             for (name, settings) in [("hedging", hedged()), ("no hedging", unhedged())] {
@@ -518,7 +489,6 @@ fn figures() {
         }
     }
     println!("500 grown: {}", Net::grown(4, 500).searches(1000, hedged()));
->>>>>>> dht
     let (mut plain, mut wide) = (0.0, 0.0);
     for seed in 0..50 {
         let (plainly, widely) = Siege::new(seed, 2000).reached();

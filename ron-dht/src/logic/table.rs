@@ -69,27 +69,6 @@ impl Entry {
     }
 }
 
-<<<<<<< HEAD
-#[cfg(test)]
-impl Entry {
-    /// A peer that answered once, at the beginning of time.
-    pub(crate) fn heard(contact: Contact, rtt: Duration) -> Self {
-        let mut entry =
-            Entry { contact, rtt: Rtt::UNKNOWN, seen: Duration::ZERO, prefix: Prefix(0), failures: 0 };
-        entry.rtt.on_sample(rtt);
-        entry
-    }
-}
-
-#[cfg(test)]
-impl Bucket {
-    pub(crate) fn of(entries: Arc<[Entry]>) -> Self {
-        Bucket { entries, ..Bucket::default() }
-    }
-}
-
-=======
->>>>>>> dht
 /// What became of a peer that answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
@@ -440,8 +419,6 @@ pub fn random_key_in(own: &NodeId, index: usize, rng: &mut fastrand::Rng) -> Key
 }
 
 #[cfg(test)]
-<<<<<<< HEAD
-=======
 impl Entry {
     /// A peer that answered once, at the beginning of time.
     pub(crate) fn heard(contact: Contact, rtt: Duration) -> Self {
@@ -461,7 +438,6 @@ impl Bucket {
 }
 
 #[cfg(test)]
->>>>>>> dht
 mod tests {
     use proptest::prelude::*;
 
