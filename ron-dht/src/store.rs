@@ -269,7 +269,6 @@ impl Store {
 
     /// What has changed since the last flush, to be written by whoever has the time. Flush after every message: what
     /// is not flushed waits in memory.
-    #[must_use]
     pub fn flush(&mut self) -> Flush {
         let Some(durable) = &mut self.durable else {
             return Flush { journal: None, entries: Vec::new() };
@@ -280,7 +279,6 @@ impl Store {
 
     /// Everything, to be written anew, if the journal is more than twice as long as it need be and no other rewrite
     /// is under way. Ask now and then.
-    #[must_use]
     pub fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
         let durable = self.durable.as_mut()?;
         if durable.rewriting.upgrade().is_some() {
@@ -670,6 +668,30 @@ mod tests {
         assert_eq!((opened.records, opened.planned), (1, 1999));
         assert_eq!(content(&store, clock_after_restart(seq)), before);
         second.shutdown().await;
+    }
+
+    #[test]
+    fn the_bytes_of_entries_are_these() {
+        let expires = Duration::from_secs(100);
+        let encoded = Bytes::from_static(b"record");
+        let kept = Kept { encoded, is_value: true, source: Source::from_number(0x0102), expires };
+        let clock = Clock { now: Duration::from_secs(40), unix_secs: 0x0100 };
+        let (kind, payload) = kept_entry(&kept, clock);
+        assert_eq!((kind, &payload[..8]), (2, &[0, 0, 0, 0, 0, 0, 1, 60][..]));
+        assert_eq!((&payload[8..16], &payload[16..]), (&[0, 0, 0, 0, 0, 0, 1, 2][..], &b"record"[..]));
+
+        let keys =
+            [(key(1), Planned { seq: 3, published: Some(4) }), (key(2), Planned { seq: 0, published: None })];
+        let entries: Vec<_> = planned_entries(&keys, 9).collect();
+        let expected = [
+            &[0, 0, 0, 0, 0, 0, 0, 9][..],
+            key(1).as_bytes(),
+            &[0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4],
+            key(2).as_bytes(),
+            &[0; 16],
+        ]
+        .concat();
+        assert_eq!(entries, [(3, Bytes::from(expected))]);
     }
 
     /// A small life that tells which round of records and which keys were acknowledged. Stops where the disk does.

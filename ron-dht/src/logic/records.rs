@@ -824,14 +824,13 @@ mod tests {
         assert_eq!(records.len(), 12);
         let full = Err(RecordError::StoreFull);
         assert_eq!(records.insert(provider(300, 300, 1, TTL_MAX), &sender(66), NOW), full);
-        for who in 2..=5 {
-            assert_eq!(
-                records.insert(provider(who, who, 1, HOUR), &sender(2), NOW),
-                Ok(Inserted::Added),
-                "{who}"
-            );
+        for who in 2..=6 {
+            let inserted = records.insert(provider(who, who, 1, HOUR), &sender(2), NOW);
+            assert_eq!(inserted, Ok(Inserted::Added), "{who}");
         }
-        assert!((1..=5).all(|who| publishers(&records, who, NOW).len() == 1));
+        // Six of the flood and five of these: one more would be getting ahead.
+        assert_eq!(records.insert(provider(7, 7, 1, HOUR), &sender(2), NOW), full);
+        assert!((1..=6).all(|who| publishers(&records, who, NOW).len() == 1));
         assert_eq!(records.len(), 12);
         check_sums(&records);
     }
