@@ -21,6 +21,9 @@ const REASON_BYTES_MAX: usize = 256;
 
 const KEYS_MAX: u64 = 16;
 
+/// The longest pause that a peer can talk a caller into.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+
 const CONTROL_CREDIT: u64 = 1;
 const CONTROL_CANCEL: u64 = 2;
 
@@ -212,7 +215,7 @@ impl Fault {
                         let fits = text.len() <= REASON_BYTES_MAX;
                         reason = if fits { text.to_owned() } else { String::new() };
                     }
-                    1 => retry_after = Some(Duration::from_millis(cbor.u64()?)),
+                    1 => retry_after = Some(Duration::from_millis(cbor.u64()?).min(RETRY_AFTER_MAX)),
                     _ => cbor.skip()?,
                 }
                 Ok(())
@@ -313,6 +316,8 @@ mod tests {
         assert_eq!(Fault::decode(Code::Busy, &fault.encode()), fault);
         let long = Fault::bad_request("ä".repeat(1000));
         assert_eq!(Fault::decode(Code::BadRequest, &long.encode()).reason, "ä".repeat(128));
+        let for_ever = Fault::busy("work", Duration::MAX);
+        assert_eq!(Fault::decode(Code::Busy, &for_ever.encode()).retry_after, Some(RETRY_AFTER_MAX));
         assert_eq!(Fault::decode(Code::Failed, b"\xff\xff"), Fault::new(Code::Failed, ""));
         assert_eq!(Fault::decode(Code::Failed, &[0xa1; 5000]), Fault::new(Code::Failed, ""));
     }

@@ -423,6 +423,7 @@ impl Table {
     /// What makes room for `newest`, if there are too many.
     fn surplus(&self, peers: &mut HashMap<NodeId, Entry>, newest: &Session) -> Surplus {
         let sessions = peers.values().filter_map(|entry| entry.session.as_ref());
+        let sessions = sessions.filter(|session| session.shared.is_open());
         if sessions.clone().count() <= self.settings.sessions_max {
             return Surplus::None;
         }

@@ -18,7 +18,7 @@ use super::{
     session::Shared,
 };
 use crate::{
-    Counter, Deadline, NodeId, Restart, Spawner, TaskSpec,
+    Counter, Deadline, NodeId, Restart, Spawner, TaskEnd, TaskSpec,
     net::BoxFuture,
     shutdown::Latch,
     supervisor::{catch, catch_all},
@@ -210,8 +210,8 @@ impl Shared {
                 shared.finish(&serving, outcome);
             }
         });
-        if task.end().is_some() {
-            // The group has stopped and never ran it.
+        // Only if the group has stopped and never ran it: a task that ran has answered.
+        if task.end() == Some(TaskEnd::Refused) {
             self.finish(&serving, Err(Fault::new(Code::Unavailable, "stopping")));
         }
     }

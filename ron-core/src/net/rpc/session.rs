@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     Counter, Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Restart, Spawner, Stop,
-    StopHook, TaskSpec,
+    StopHook, TaskEnd, TaskSpec,
     net::{KeyGroup, Link, PublicKey, Stream},
     now,
     permits::{Permit, Permits},
@@ -258,8 +258,7 @@ impl Session {
         let calls = spawner.clone();
         let _ = spawner.spawn(WRITER, move |_| write_all(writer, urgent_inbox, bulk_inbox, writing));
         let read = spawner.spawn(READER, move |stop| read_all(reader, reading, service, calls, stop));
-        if read.end().is_some() {
-            // The group has stopped.
+        if read.end() == Some(TaskEnd::Refused) {
             shared.end(&Why::Shutdown);
             return Err(RpcError::Canceled);
         }
