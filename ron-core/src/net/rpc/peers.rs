@@ -5,7 +5,7 @@
 //! each other at once, both keep the link that the smaller name dialled and let the other one run out.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     sync::{
@@ -102,7 +102,7 @@ struct Table {
     settings: PeersSettings,
     spawner: Spawner,
     metrics: Metrics,
-    peers: Lock<HashMap<NodeId, Entry>>,
+    peers: Lock<BTreeMap<NodeId, Entry>>,
     this: Weak<Table>,
 }
 
@@ -150,7 +150,7 @@ impl Peers {
             settings,
             spawner: group.spawner(),
             metrics: metrics.clone(),
-            peers: Lock::new(TABLE, HashMap::new(), metrics),
+            peers: Lock::new(TABLE, BTreeMap::new(), metrics),
             this: this.clone(),
         });
         let accepting = Arc::downgrade(&table);
@@ -421,7 +421,7 @@ impl Table {
     }
 
     /// What makes room for `newest`, if there are too many.
-    fn surplus(&self, peers: &mut HashMap<NodeId, Entry>, newest: &Session) -> Surplus {
+    fn surplus(&self, peers: &mut BTreeMap<NodeId, Entry>, newest: &Session) -> Surplus {
         let sessions = peers.values().filter_map(|entry| entry.session.as_ref());
         let sessions = sessions.filter(|session| session.shared.is_open());
         if sessions.clone().count() <= self.settings.sessions_max {

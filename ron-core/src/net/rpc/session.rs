@@ -6,7 +6,7 @@
 //! in turn. When either task ends, for whatever reason, both do, every open call is told, and every handler is dropped.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     sync::{Arc, Weak},
@@ -114,8 +114,8 @@ pub(super) struct Shared {
 
 struct State {
     streams: Streams,
-    calls: HashMap<u64, Call>,
-    serving: HashMap<u64, Arc<Serving>>,
+    calls: BTreeMap<u64, Call>,
+    serving: BTreeMap<u64, Arc<Serving>>,
     corr: u64,
     /// The latest deadline of any call of ours.
     until: Option<Deadline>,
@@ -226,8 +226,8 @@ impl Session {
         let (bulk, bulk_inbox) = Lane::open(LaneSpec { capacity: BULK_ROOM + theirs, ..BULK }, metrics);
         let state = State {
             streams: Streams::new(ours, theirs),
-            calls: HashMap::new(),
-            serving: HashMap::new(),
+            calls: BTreeMap::new(),
+            serving: BTreeMap::new(),
             corr: 0,
             until: None,
             phase: Phase::Open,
