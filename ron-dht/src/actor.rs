@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ron_core::{BackoffPolicy, Deadline, Inbox, NodeId, ReadyGate, Restart, Stop, TaskSpec, now};
+use ron_core::{BackoffPolicy, Deadline, Inbox, ReadyGate, Restart, Stop, TaskSpec, now};
 
 use crate::{
     Event,
