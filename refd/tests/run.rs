@@ -1,0 +1,132 @@
+//! The daemon as a person runs it: a process, its output, its admin port, a signal.
+
+#![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const REFD: &str = env!("CARGO_BIN_EXE_refd");
+
+struct Daemon {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    seed: String,
+    admin: SocketAddr,
+}
+
+impl Daemon {
+    fn start(data: &Path, seeds: &[&str]) -> Daemon {
+        let mut command = Command::new(REFD);
+        command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
+        for seed in seeds {
+            command.args(["--seed", seed]);
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = || {
+            let mut line = String::new();
+            output.read_line(&mut line).unwrap();
+            line
+        };
+        assert!(line().starts_with("node "));
+        let seed = line().split_once("--seed ").unwrap().1.trim().to_owned();
+        let admin = line();
+        let admin = admin.split_once("http://").unwrap().1.split_once('/').unwrap().0.parse().unwrap();
+        Daemon { child, output, seed, admin }
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: refd\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Asks until the answer is so.
+    fn eventually(&self, path: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let began = Instant::now();
+        loop {
+            let answer = self.get(path);
+            if is_so(&answer) {
+                return answer;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{answer}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks it to stop, and returns what it said.
+    fn terminate(mut self) -> String {
+        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+        rest
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn two_daemons_find_each_other_and_stop_when_asked() {
+    let (one_dir, two_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = Daemon::start(one_dir.path(), &[]);
+    one.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 200"));
+    let two = Daemon::start(two_dir.path(), &[&one.seed]);
+    two.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 200"));
+    two.eventually("/metrics", |answer| answer.contains("ron_dht_lookups_total{reason=\"complete\"}"));
+    assert!(two.get("/version").contains("\"name\":\"refd\""));
+    assert!(one.get("/healthz").ends_with("ok\n"));
+
+    let key = std::fs::metadata(one_dir.path().join("node.key")).unwrap();
+    assert_eq!(key.permissions().mode() & 0o777, 0o600);
+    let said = two.terminate();
+    assert!(said.contains("stopping\nstopped: ") && said.contains(" 0 cut off"), "{said}");
+
+    // The same data is the same node.
+    let before = one.seed.split_once('@').unwrap().0.to_owned();
+    one.terminate();
+    let again = Daemon::start(one_dir.path(), &[]);
+    assert_eq!(again.seed.split_once('@').unwrap().0, before);
+    again.terminate();
+}
+
+#[test]
+fn what_is_wrong_with_a_configuration_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refd.toml");
+    std::fs::write(&file, "[dht]\npreste = \"lan\"\n").unwrap();
+    let run = Command::new(REFD).args(["run", "--config"]).arg(&file).output().unwrap();
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(!run.status.success() && said.contains("preste") && said.contains("preset"), "{said}");
+
+    std::fs::write(&file, "[dht]\npreset = \"lan\"\n").unwrap();
+    let check = Command::new(REFD).arg("check-config").arg(&file).output().unwrap();
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(check.status.success() && said.contains("preset = \"lan\"") && said.contains("server = true"), "{said}");
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(REFD);
+    command.args(["run", "--admin", "127.0.0.1:0", "--listen", &addr, "--data-dir"]).arg(dir.path());
+    let run = command.output().unwrap();
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(!run.status.success() && said.contains(&addr), "{said}");
+}
