@@ -43,12 +43,19 @@ const FRESH: Duration = Duration::from_secs(1);
 
 /// What happened to a peer.
 enum Route {
-    Answered { contact: Contact, observed: IpAddr, rtt: Duration },
+    Answered { contact: Contact, observed: IpAddr, rtt: Duration, knows_us: bool },
     Failed { id: NodeId },
 }
 
-/// Whom a bucket wants to be pinged, because somebody waits for the place.
-pub(crate) type Ping = Arc<dyn Fn(Contact) + Send + Sync>;
+/// A ping that somebody should send.
+pub(crate) struct Errand {
+    pub(crate) to: Contact,
+    /// Whether it says where we take calls, so that the peer may put us into its table too.
+    pub(crate) introduces: bool,
+}
+
+/// Takes errands of buckets: the oldest peer when somebody waits for its place, and a stranger that has entered.
+pub(crate) type Ping = Arc<dyn Fn(Errand) + Send + Sync>;
 
 /// The table.
 pub(crate) struct Buckets {
@@ -98,9 +105,10 @@ impl Buckets {
         (0..BUCKETS).filter_map(|index| self.snapshot(index)).flat_map(|bucket| bucket.to_vec()).collect()
     }
 
-    /// Buckets that have peers.
+    /// Buckets that have peers who are not silent.
     pub(crate) fn filled(&self) -> usize {
-        (0..BUCKETS).filter_map(|index| self.snapshot(index)).filter(|bucket| !bucket.is_empty()).count()
+        let is_filled = |bucket: &Arc<[Entry]>| bucket.iter().any(|entry| !entry.is_silent());
+        (0..BUCKETS).filter_map(|index| self.snapshot(index)).filter(is_filled).count()
     }
 
     /// What is known of `id`.
@@ -109,8 +117,9 @@ impl Buckets {
         bucket.iter().find(|entry| entry.contact.id == *id).cloned()
     }
 
-    /// `contact` answered from `observed` after `rtt`.
-    pub(crate) async fn answered(&self, contact: Contact, observed: IpAddr, rtt: Duration) {
+    /// `contact` answered from `observed` after `rtt`. If it does not know us and enters the table, it will be told: who
+    /// is near us should have us in its table as well, and where our bucket is full, its own is about as full.
+    pub(crate) async fn answered(&self, contact: Contact, observed: IpAddr, rtt: Duration, knows_us: bool) {
         let known = self.get(&contact.id);
         let since = now().duration_since(self.epoch);
         if known.is_some_and(|known| {
@@ -118,7 +127,7 @@ impl Buckets {
         }) {
             return;
         }
-        self.route(contact.id, Route::Answered { contact, observed, rtt }).await;
+        self.route(contact.id, Route::Answered { contact, observed, rtt, knows_us }).await;
     }
 
     /// `id` did not answer.
@@ -185,11 +194,13 @@ impl Writer {
         let since = now().duration_since(self.epoch);
         let mut diversity = self.diversity.lock();
         match route {
-            Route::Answered { contact, observed, rtt } => {
-                let answered = self.bucket.on_answer(contact, observed, rtt, &mut diversity, since);
+            Route::Answered { contact, observed, rtt, knows_us } => {
+                let answered = self.bucket.on_answer(contact.clone(), observed, rtt, &mut diversity, since);
                 drop(diversity);
-                if let Answered::PingOldest(oldest) = answered {
-                    (self.ping)(oldest);
+                match answered {
+                    Answered::PingOldest(to) => (self.ping)(Errand { to, introduces: false }),
+                    Answered::Entered if !knows_us => (self.ping)(Errand { to: contact, introduces: true }),
+                    _ => {}
                 }
             }
             Route::Failed { id } => {

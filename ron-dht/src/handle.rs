@@ -10,8 +10,8 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Pool, PoolSpec, ReadyStatus, Restart,
-    Stopped, Subscriber, Supervisor, TaskSpec,
+    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Pool, PoolSpec, ReadyStatus,
+    Restart, Stopped, Subscriber, Supervisor, TaskSpec,
     net::{BoxFuture, Endpoint, Identity, PublicKey},
 };
 

@@ -1,7 +1,6 @@
 //! What all tasks of a node share, and how it answers its peers.
 
 use std::{
-    net::IpAddr,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     DhtError, Event, Settings,
-    buckets::Buckets,
+    buckets::{Buckets, Errand},
     logic::{
         Contact, Key,
         addrs::Sender,
@@ -65,7 +64,7 @@ pub(crate) struct Node {
     pub(crate) estimate: Lock<SizeEstimate>,
     pub(crate) metrics: Metrics,
     pub(crate) events: Feed<Event>,
-    pub(crate) pings: Lane<Contact>,
+    pub(crate) pings: Lane<Errand>,
     pub(crate) spawner: Spawner,
     gate: Gate,
     network: OnceLock<Arc<dyn Network>>,
@@ -88,7 +87,7 @@ impl Node {
         settings: Settings,
         seed: u64,
         supervisor: &Supervisor,
-    ) -> Result<(Arc<Self>, ron_core::Inbox<Contact>), DhtError> {
+    ) -> Result<(Arc<Self>, ron_core::Inbox<Errand>), DhtError> {
         settings.check()?;
         let metrics = supervisor.metrics();
         let limits = GateSettings {
@@ -102,7 +101,7 @@ impl Node {
         let events = Feed::open(EVENTS, metrics);
         events.close_on(&supervisor.stop());
         let asks = pings.clone();
-        let ping = Arc::new(move |oldest: Contact| drop(asks.try_push(oldest)));
+        let ping = Arc::new(move |errand| drop(asks.try_push(errand)));
         let records = Records::new(settings.records.clone(), settings.policy());
         let kept = Kept { records, rng: fastrand::Rng::with_seed(seed) };
         let schedule = Schedule::new(settings.republish, &mut fastrand::Rng::with_seed(seed));
@@ -146,15 +145,6 @@ impl Node {
 
     pub(crate) fn stop(&self) -> Stop {
         self.spawner.stop()
-    }
-
-    /// `contact` answered: the table hears of it, and if it did not know it, the peer hears of us.
-    pub(crate) async fn heard(&self, contact: &Contact, observed: IpAddr, rtt: Duration) {
-        let is_new = self.buckets.get(&contact.id).is_none();
-        self.buckets.answered(contact.clone(), observed, rtt).await;
-        if is_new && self.settings.server {
-            drop(self.pings.try_push(contact.clone()));
-        }
     }
 
     /// Notes how a search went.
@@ -251,7 +241,9 @@ impl Node {
     fn introduced(&self, from: &Sender, listening: Vec<std::net::SocketAddr>) {
         let addrs = self.settings.policy().usable(&listening, from.ip);
         if from.id != self.id && !addrs.is_empty() && self.buckets.get(&from.id).is_none() {
-            drop(self.pings.try_push(Contact { id: from.id, addrs: addrs.into() }));
+            // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
+            let to = Contact { id: from.id, addrs: addrs.into() };
+            drop(self.pings.try_push(Errand { to, introduces: false }));
         }
     }
 }

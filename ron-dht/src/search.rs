@@ -106,7 +106,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
         match reply {
             Ok(Reply { answer, observed }) => {
                 let rtt = at.saturating_sub(question.asked);
-                node.heard(&question.to, observed, rtt).await;
+                node.buckets.answered(question.to.clone(), observed, rtt, false).await;
                 let closer = closer_of(&answer, node, observed);
                 let found = quest.on_answer(&question.to, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
