@@ -51,11 +51,12 @@ pub(crate) async fn bootstrap(
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
     loop {
-        let answered = node.ask_seeds(&seeds).await;
+        let answered = Box::pin(node.ask_seeds(&seeds)).await;
         // Whoever has peers does not need the seeds, which may be long gone.
         let mut is_connected = gates.seeds(answered, &node, seeds.len());
         if is_connected {
-            node.fill(&mut rng).await;
+            // Boxed: between two refreshes, which is nearly always, nobody needs the room.
+            Box::pin(node.fill(&mut rng)).await;
             is_connected = gates.buckets(&node);
         }
         // A node that is alone looks for others all the same, only not in a hurry.

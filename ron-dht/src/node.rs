@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     ClientKey, Deadline, Feed, Gate, GateSettings, Gauge, Histogram, Lane, LaneSpec, Lock, LockSpec, Metrics,
-    NodeId, Restart, Spawner, Stop, Supervisor, TaskSpec,
+    NodeId, Restart, Spawner, Stop, Supervisor, Tally, TaskSpec,
     net::{BoxFuture, Identity, oap::Code, rpc::Fault},
     now,
 };
@@ -26,7 +26,7 @@ use crate::{
         schedule::Schedule,
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::K,
-        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
+        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want, method},
     },
     metrics::{LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, QUOTA_REJECT, REQUESTS},
     network::{Answers, Network, Served, name},
@@ -71,6 +71,8 @@ pub(crate) struct Node {
     took: Histogram,
     hops: Histogram,
     size: Gauge,
+    /// By number of their method, less one.
+    requests: [Tally; method::ALL.len()],
     pub(crate) schedule: Lock<Schedule>,
     pub(crate) this: Weak<Node>,
 }
@@ -122,6 +124,7 @@ impl Node {
             took: metrics.histogram(LOOKUP_SECONDS),
             hops: metrics.histogram(LOOKUP_HOPS),
             size: metrics.gauge(NETWORK_SIZE),
+            requests: method::ALL.map(|number| metrics.tally(REQUESTS, name(number))),
             schedule: Lock::new(SCHEDULE, schedule, metrics),
             this: this.clone(),
             settings,
@@ -240,7 +243,7 @@ impl Node {
     /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
     fn introduced(&self, from: &Sender, listening: Vec<std::net::SocketAddr>) {
         let addrs = self.settings.policy().usable(&listening, from.ip);
-        if from.id != self.id && !addrs.is_empty() && self.buckets.get(&from.id).is_none() {
+        if from.id != self.id && !addrs.is_empty() && self.buckets.look_at(&from.id, |_| ()).is_none() {
             // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
             let to = Contact { id: from.id, addrs: addrs.into() };
             drop(self.pings.try_push(Errand { to, introduces: false }));
@@ -260,7 +263,7 @@ impl Answers for Node {
                 return Served::Now(Err(refused.into()));
             }
         };
-        self.metrics.tally(REQUESTS, name(request.method())).add(1);
+        self.requests[usize::from(request.method() - 1)].add(1);
         let Some(node) = self.this.upgrade() else {
             return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
         };
