@@ -6,6 +6,7 @@ use ron_core::{BackoffPolicy, Deadline, Inbox, ReadyGate, Restart, Stop, TaskSpe
 
 use crate::{
     Event,
+    buckets::Errand,
     inflight::InFlight,
     logic::{
         Contact, Key,
@@ -28,6 +29,12 @@ const SEEDS_BACKOFF: BackoffPolicy = BackoffPolicy::new(Duration::from_millis(10
 /// What a search of the bootstrapper may take.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often a node looks whether it has been cut off: as long as that it may wait for nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// Silent peers that are tried again by a node that has no others.
+const SILENT_TRIED: usize = 32;
+
 /// Pings that are out at once.
 const PINGS_AT_ONCE: usize = 8;
 
@@ -45,25 +52,35 @@ pub(crate) async fn bootstrap(
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
     loop {
-        let answered = node.ask_seeds(&seeds).await;
-        gates.seeds(answered, &node, seeds.len());
-        let ready = answered >= node.settings.seeds_required.min(seeds.len()) && {
-            node.fill(&mut rng).await;
-            gates.buckets(&node)
-        };
+        let answered = Box::pin(node.ask_seeds(&seeds)).await;
+        // Whoever has peers does not need the seeds, which may be long gone.
+        let mut is_connected = gates.seeds(answered, &node, seeds.len());
+        if is_connected {
+            // Boxed: between two refreshes, which is nearly always, nobody needs the room.
+            Box::pin(node.fill(&mut rng)).await;
+            is_connected = gates.buckets(&node);
+        }
         // A node that is alone looks for others all the same, only not in a hurry.
-        let alone = node.buckets.filled() == 0;
-        let wait = if ready && !alone {
+        let mut wait = if is_connected && node.buckets.filled() > 0 {
             pause.reset();
             // Jitter, so that a network that started together does not refresh together.
             node.settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
         } else {
             pause.next_delay().max(Duration::from_millis(50))
         };
-        tokio::select! {
-            biased;
-            () = stop.requested() => return,
-            () = tokio::time::sleep(wait) => {}
+        while !wait.is_zero() {
+            let part = wait.min(LOOK_EVERY);
+            tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                () = tokio::time::sleep(part) => {}
+            }
+            wait -= part;
+            let was_connected = is_connected;
+            is_connected = gates.buckets(&node);
+            if was_connected && !is_connected {
+                break;
+            }
         }
     }
 }
@@ -75,13 +92,16 @@ pub(crate) struct Gates {
 }
 
 impl Gates {
-    fn seeds(&self, answered: usize, node: &Node, all: usize) {
+    /// Whether enough seeds answered, or others did before.
+    fn seeds(&self, answered: usize, node: &Node, all: usize) -> bool {
         let required = node.settings.seeds_required.min(all);
-        if answered >= required || node.buckets.filled() > 0 {
+        let is_enough = answered >= required || node.buckets.filled() > 0;
+        if is_enough {
             self.seeds.open();
         } else {
             self.seeds.close(format!("{answered} of {required} seeds answered"));
         }
+        is_enough
     }
 
     /// Whether the table is as full as a network of this size makes it.
@@ -100,29 +120,35 @@ impl Gates {
 }
 
 impl Node {
-    /// Asks every seed that is not in the table yet, all at once. Says how many answered.
+    /// Asks every seed, all at once, and by whom else the node could be found again if it is alone. Says how many seeds
+    /// answered.
     async fn ask_seeds(&self, seeds: &[Contact]) -> usize {
         let deadline = Deadline::after(self.settings.rpc_timeout);
-        let mut answered = 0;
+        let silent = if self.buckets.filled() == 0 { self.buckets.peers() } else { Vec::new() };
         let mut asked = InFlight::new();
         for seed in seeds.iter().filter(|seed| seed.id != self.id) {
-            asked.push((), self.ping(seed, deadline));
+            asked.push(1, self.ping(seed, true, deadline));
         }
+        for peer in silent.iter().take(SILENT_TRIED) {
+            asked.push(0, self.ping(&peer.contact, true, deadline));
+        }
+        let mut answered = 0;
         while !asked.is_empty() {
-            let ((), is_there) = asked.next().await;
-            answered += usize::from(is_there);
+            let (is_seed, is_there) = asked.next().await;
+            answered += if is_there { is_seed } else { 0 };
         }
         answered
     }
 
     /// Whether `peer` answers. The table hears of it either way.
-    pub(crate) async fn ping(&self, peer: &Contact, deadline: Deadline) -> bool {
-        let listening = if self.settings.server { self.network().listening() } else { Vec::new() };
+    pub(crate) async fn ping(&self, peer: &Contact, introduces: bool, deadline: Deadline) -> bool {
+        let is_told = introduces && self.settings.server;
+        let listening = if is_told { self.network().listening() } else { Vec::new() };
         let began = now();
         let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
         match reply {
             Ok(reply) => {
-                self.buckets.answered(peer.clone(), reply.observed, now() - began).await;
+                self.buckets.answered(peer.clone(), reply.observed, now() - began, true).await;
                 true
             }
             Err(Failure::Busy) => true,
@@ -164,21 +190,24 @@ impl Node {
 }
 
 /// Asks whoever is to be asked, a few at a time, until the stop.
-pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Contact>, _stop: Stop) {
+pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Errand>, _stop: Stop) {
     let mut running = InFlight::new();
     loop {
         let is_full = running.len() >= PINGS_AT_ONCE;
         let next = async { if is_full { std::future::pending().await } else { inbox.recv().await } };
-        let contact = tokio::select! {
+        let errand = tokio::select! {
             biased;
             _ = running.next() => continue,
-            contact = next => contact,
+            errand = next => errand,
         };
-        let Some(contact) = contact else { return };
+        let Some(Errand { to, introduces }) = errand else { return };
+        if introduces && !node.settings.server {
+            continue;
+        }
         let node = Arc::clone(&node);
         running.push((), async move {
             let deadline = Deadline::after(node.settings.rpc_timeout);
-            node.ping(&contact, deadline).await
+            node.ping(&to, introduces, deadline).await
         });
     }
 }

@@ -38,23 +38,34 @@ pub(crate) const DIVERSITY: LockSpec = LockSpec::new("ron-dht", "diversity", 300
 /// How long whoever reports about a peer waits for room.
 const ROUTE_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Buckets that are allocated together. A network of N nodes fills about log2 N of the 256, the first ones, so a table is
+/// one page or two.
+const PAGE: usize = 16;
+
 /// News of a peer that was heard this recently are no news.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// What happened to a peer.
 enum Route {
-    Answered { contact: Contact, observed: IpAddr, rtt: Duration },
+    Answered { contact: Contact, observed: IpAddr, rtt: Duration, knows_us: bool },
     Failed { id: NodeId },
 }
 
-/// Whom a bucket wants to be pinged, because somebody waits for the place.
-pub(crate) type Ping = Arc<dyn Fn(Contact) + Send + Sync>;
+/// A ping that somebody should send.
+pub(crate) struct Errand {
+    pub(crate) to: Contact,
+    /// Whether it says where we take calls, so that the peer may put us into its table too.
+    pub(crate) introduces: bool,
+}
+
+/// Takes errands of buckets: the oldest peer when somebody waits for its place, and a stranger that has entered.
+pub(crate) type Ping = Arc<dyn Fn(Errand) + Send + Sync>;
 
 /// The table.
 pub(crate) struct Buckets {
     own: NodeId,
     epoch: Instant,
-    buckets: Box<[OnceLock<Handle>]>,
+    pages: [OnceLock<Page>; BUCKETS / PAGE],
     diversity: Arc<Lock<Diversity>>,
     spawner: Spawner,
     metrics: Metrics,
@@ -62,8 +73,11 @@ pub(crate) struct Buckets {
     ping: Ping,
 }
 
+type Page = Box<[OnceLock<Handle>; PAGE]>;
+
 struct Handle {
-    lane: Lane<Route>,
+    /// Boxed, because a lane keeps room for what it once held, and there is one for every bucket.
+    lane: Lane<Box<Route>>,
     snapshot: Snapshot<Arc<[Entry]>>,
 }
 
@@ -79,7 +93,7 @@ impl Buckets {
         Buckets {
             own,
             epoch,
-            buckets: (0..BUCKETS).map(|_| OnceLock::new()).collect(),
+            pages: Default::default(),
             diversity: Arc::new(Lock::new(DIVERSITY, diversity, metrics)),
             spawner,
             metrics: metrics.clone(),
@@ -95,43 +109,50 @@ impl Buckets {
 
     /// Every peer, for whoever wants to look.
     pub(crate) fn peers(&self) -> Vec<Entry> {
-        (0..BUCKETS).filter_map(|index| self.snapshot(index)).flat_map(|bucket| bucket.to_vec()).collect()
+        self.snapshots().flat_map(|bucket| bucket.to_vec()).collect()
     }
 
-    /// Buckets that have peers.
+    /// Buckets that have peers who are not silent.
     pub(crate) fn filled(&self) -> usize {
-        (0..BUCKETS).filter_map(|index| self.snapshot(index)).filter(|bucket| !bucket.is_empty()).count()
+        self.snapshots().filter(|bucket| bucket.iter().any(|entry| !entry.is_silent())).count()
     }
 
     /// What is known of `id`.
     pub(crate) fn get(&self, id: &NodeId) -> Option<Entry> {
-        let bucket = self.snapshot(bucket_index(&self.own, id)?)?;
-        bucket.iter().find(|entry| entry.contact.id == *id).cloned()
+        self.look_at(id, Entry::clone)
     }
 
-    /// `contact` answered from `observed` after `rtt`.
-    pub(crate) async fn answered(&self, contact: Contact, observed: IpAddr, rtt: Duration) {
-        let known = self.get(&contact.id);
+    /// [`get`](Self::get) without a copy.
+    pub(crate) fn look_at<R>(&self, id: &NodeId, look: impl FnOnce(&Entry) -> R) -> Option<R> {
+        let bucket = self.snapshot(bucket_index(&self.own, id)?)?;
+        bucket.iter().find(|entry| entry.contact.id == *id).map(look)
+    }
+
+    /// `contact` answered from `observed` after `rtt`. If it does not know us and enters the table, it will be told: who
+    /// is near us should have us in its table as well, and where our bucket is full, its own is about as full.
+    pub(crate) async fn answered(&self, contact: Contact, observed: IpAddr, rtt: Duration, knows_us: bool) {
         let since = now().duration_since(self.epoch);
-        if known.is_some_and(|known| {
+        let is_old_news = |known: &Entry| {
             known.contact == contact && !known.is_silent() && since.saturating_sub(known.seen) < FRESH
-        }) {
+        };
+        if self.look_at(&contact.id, is_old_news).unwrap_or(false) {
             return;
         }
-        self.route(contact.id, Route::Answered { contact, observed, rtt }).await;
+        self.route(contact.id, Route::Answered { contact, observed, rtt, knows_us }).await;
     }
 
     /// `id` did not answer.
     pub(crate) async fn failed(&self, id: NodeId) {
-        if self.get(&id).is_some() {
+        if self.look_at(&id, |_| ()).is_some() {
             self.route(id, Route::Failed { id }).await;
         }
     }
 
     async fn route(&self, id: NodeId, route: Route) {
         let Some(index) = bucket_index(&self.own, &id) else { return };
-        let handle = self.buckets[index].get_or_init(|| self.start());
-        let pushed = match handle.lane.try_push_or_return(route) {
+        let page = self.pages[index / PAGE].get_or_init(Page::default);
+        let handle = page[index % PAGE].get_or_init(|| self.start());
+        let pushed = match handle.lane.try_push_or_return(Box::new(route)) {
             Ok(()) => Ok(()),
             Err((_, route)) => handle.lane.push(route, Deadline::after(ROUTE_TIMEOUT)).await,
         };
@@ -151,12 +172,24 @@ impl Buckets {
             epoch: self.epoch,
             ping: Arc::clone(&self.ping),
         };
-        let _ = self.spawner.spawn(WRITER, move |stop| writer.run(inbox, stop));
+        // Boxed, or every layer around the task would have room for it.
+        let _ = self.spawner.spawn(WRITER, move |stop| Box::pin(writer.run(inbox, stop)));
         Handle { lane, snapshot }
     }
 
     fn snapshot(&self, index: usize) -> Option<Arc<[Entry]>> {
-        self.buckets[index].get().map(|handle| Arc::clone(&*handle.snapshot.load()))
+        self.pages[index / PAGE].get()?[index % PAGE].get().map(Handle::load)
+    }
+
+    fn snapshots(&self) -> impl Iterator<Item = Arc<[Entry]>> {
+        let handles = self.pages.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
+        handles.filter_map(OnceLock::get).map(Handle::load)
+    }
+}
+
+impl Handle {
+    fn load(&self) -> Arc<[Entry]> {
+        Arc::clone(&*self.snapshot.load())
     }
 }
 
@@ -170,12 +203,12 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, inbox: Inbox<Route>, _stop: Stop) {
+    async fn run(mut self, inbox: Inbox<Box<Route>>, _stop: Stop) {
         // The lane closes with the stop; what is queued then is still heard.
         while let Some(route) = inbox.recv().await {
-            self.apply(route);
+            self.apply(*route);
             while let Some(route) = inbox.try_recv() {
-                self.apply(route);
+                self.apply(*route);
             }
             self.snapshot.replace(self.bucket.snapshot());
         }
@@ -185,11 +218,13 @@ impl Writer {
         let since = now().duration_since(self.epoch);
         let mut diversity = self.diversity.lock();
         match route {
-            Route::Answered { contact, observed, rtt } => {
-                let answered = self.bucket.on_answer(contact, observed, rtt, &mut diversity, since);
+            Route::Answered { contact, observed, rtt, knows_us } => {
+                let answered = self.bucket.on_answer(contact.clone(), observed, rtt, &mut diversity, since);
                 drop(diversity);
-                if let Answered::PingOldest(oldest) = answered {
-                    (self.ping)(oldest);
+                match answered {
+                    Answered::PingOldest(to) => (self.ping)(Errand { to, introduces: false }),
+                    Answered::Entered if !knows_us => (self.ping)(Errand { to: contact, introduces: true }),
+                    _ => {}
                 }
             }
             Route::Failed { id } => {

@@ -172,7 +172,7 @@ impl Builder {
             group.spawn_restarting(PINGER, move |stop| ping_all(Arc::clone(&pinged), inbox.clone(), stop));
         let (booted, seeds) = (Arc::clone(&node), Arc::<[Contact]>::from(seeds));
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
-            bootstrap(Arc::clone(&booted), Arc::clone(&seeds), Arc::clone(&gates), seed, stop)
+            Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&seeds), Arc::clone(&gates), seed, stop))
         });
         Ok(Dht { node, pool, group })
     }

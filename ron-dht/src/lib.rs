@@ -13,6 +13,8 @@ mod node;
 mod publish;
 mod search;
 mod settings;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod store;
 
 pub use error::DhtError;

@@ -1,7 +1,6 @@
 //! What all tasks of a node share, and how it answers its peers.
 
 use std::{
-    net::IpAddr,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -9,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     ClientKey, Deadline, Feed, Gate, GateSettings, Gauge, Histogram, Lane, LaneSpec, Lock, LockSpec, Metrics,
-    NodeId, Restart, Spawner, Stop, Supervisor, TaskSpec,
+    NodeId, Restart, Spawner, Stop, Supervisor, Tally, TaskSpec,
     net::{BoxFuture, Identity, oap::Code, rpc::Fault},
     now,
 };
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     DhtError, Event, Settings,
-    buckets::Buckets,
+    buckets::{Buckets, Errand},
     logic::{
         Contact, Key,
         addrs::Sender,
@@ -27,7 +26,7 @@ use crate::{
         schedule::Schedule,
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::K,
-        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
+        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want, method},
     },
     metrics::{LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, QUOTA_REJECT, REQUESTS},
     network::{Answers, Network, Served, name},
@@ -65,13 +64,15 @@ pub(crate) struct Node {
     pub(crate) estimate: Lock<SizeEstimate>,
     pub(crate) metrics: Metrics,
     pub(crate) events: Feed<Event>,
-    pub(crate) pings: Lane<Contact>,
+    pub(crate) pings: Lane<Errand>,
     pub(crate) spawner: Spawner,
     gate: Gate,
     network: OnceLock<Arc<dyn Network>>,
     took: Histogram,
     hops: Histogram,
     size: Gauge,
+    /// By number of their method, less one.
+    requests: [Tally; method::ALL.len()],
     pub(crate) schedule: Lock<Schedule>,
     pub(crate) this: Weak<Node>,
 }
@@ -88,7 +89,7 @@ impl Node {
         settings: Settings,
         seed: u64,
         supervisor: &Supervisor,
-    ) -> Result<(Arc<Self>, ron_core::Inbox<Contact>), DhtError> {
+    ) -> Result<(Arc<Self>, ron_core::Inbox<Errand>), DhtError> {
         settings.check()?;
         let metrics = supervisor.metrics();
         let limits = GateSettings {
@@ -102,7 +103,7 @@ impl Node {
         let events = Feed::open(EVENTS, metrics);
         events.close_on(&supervisor.stop());
         let asks = pings.clone();
-        let ping = Arc::new(move |oldest: Contact| drop(asks.try_push(oldest)));
+        let ping = Arc::new(move |errand| drop(asks.try_push(errand)));
         let records = Records::new(settings.records.clone(), settings.policy());
         let kept = Kept { records, rng: fastrand::Rng::with_seed(seed) };
         let schedule = Schedule::new(settings.republish, &mut fastrand::Rng::with_seed(seed));
@@ -123,6 +124,7 @@ impl Node {
             took: metrics.histogram(LOOKUP_SECONDS),
             hops: metrics.histogram(LOOKUP_HOPS),
             size: metrics.gauge(NETWORK_SIZE),
+            requests: method::ALL.map(|number| metrics.tally(REQUESTS, name(number))),
             schedule: Lock::new(SCHEDULE, schedule, metrics),
             this: this.clone(),
             settings,
@@ -146,15 +148,6 @@ impl Node {
 
     pub(crate) fn stop(&self) -> Stop {
         self.spawner.stop()
-    }
-
-    /// `contact` answered: the table hears of it, and if it did not know it, the peer hears of us.
-    pub(crate) async fn heard(&self, contact: &Contact, observed: IpAddr, rtt: Duration) {
-        let is_new = self.buckets.get(&contact.id).is_none();
-        self.buckets.answered(contact.clone(), observed, rtt).await;
-        if is_new && self.settings.server {
-            drop(self.pings.try_push(contact.clone()));
-        }
     }
 
     /// Notes how a search went.
@@ -250,8 +243,10 @@ impl Node {
     /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
     fn introduced(&self, from: &Sender, listening: Vec<std::net::SocketAddr>) {
         let addrs = self.settings.policy().usable(&listening, from.ip);
-        if from.id != self.id && !addrs.is_empty() && self.buckets.get(&from.id).is_none() {
-            drop(self.pings.try_push(Contact { id: from.id, addrs: addrs.into() }));
+        if from.id != self.id && !addrs.is_empty() && self.buckets.look_at(&from.id, |_| ()).is_none() {
+            // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
+            let to = Contact { id: from.id, addrs: addrs.into() };
+            drop(self.pings.try_push(Errand { to, introduces: false }));
         }
     }
 }
@@ -268,7 +263,7 @@ impl Answers for Node {
                 return Served::Now(Err(refused.into()));
             }
         };
-        self.metrics.tally(REQUESTS, name(request.method())).add(1);
+        self.requests[usize::from(request.method() - 1)].add(1);
         let Some(node) = self.this.upgrade() else {
             return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
         };

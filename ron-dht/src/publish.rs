@@ -17,6 +17,7 @@ use crate::{
     logic::{
         Contact, Key,
         addrs::Sender,
+        estimate::Region,
         lookup::{Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
@@ -131,7 +132,7 @@ impl Node {
         let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
         let mut peers = verdict.closest.clone();
         peers.truncate(K);
-        let Some(region) = self.estimate.lock().too_dense(key, &ids) else { return (peers, false) };
+        let Some(region) = self.made_up(key, &ids) else { return (peers, false) };
         for point in region.points() {
             let found = self.look_near(point, deadline).await;
             let new = found.closest.into_iter().filter(|contact| region.holds(&contact.id));
@@ -139,6 +140,14 @@ impl Node {
             peers.extend(new);
         }
         (peers, true)
+    }
+
+    /// Where to store and look instead, if these neighbours of `key` look made up.
+    fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
+        if !self.settings.regions {
+            return None;
+        }
+        self.estimate.lock().too_dense(key, closest)
     }
 
     async fn look_near(&self, target: Key, deadline: Deadline) -> Verdict {
@@ -199,7 +208,7 @@ impl Node {
             return verdict;
         }
         let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-        let region = self.estimate.lock().too_dense(&key, &ids);
+        let region = self.made_up(&key, &ids);
         for point in region.into_iter().flat_map(|region| region.points()) {
             let goal = Goal::Found(enough);
             let more =

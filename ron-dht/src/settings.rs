@@ -48,6 +48,9 @@ pub struct Settings {
     pub rpc_timeout: Duration,
     /// Peers of our own table that a search begins with. Default 20.
     pub seeds: usize,
+    /// Whether a key whose neighbourhood looks made up is stored and looked for in a wider region. Default true; without
+    /// it, whoever makes twenty ids next to a key decides what is found there. Costs nothing until then.
+    pub regions: bool,
     /// How much is kept for others.
     pub records: Limits,
     /// What one peer may ask of us.
@@ -88,6 +91,7 @@ impl Default for Settings {
             lookup: LookupSettings::default(),
             rpc_timeout: Duration::from_millis(1500),
             seeds: K,
+            regions: true,
             records: Limits::default(),
             peer_limits: limits(2_000, 128),
             total_limits: limits(50_000, 4_096),

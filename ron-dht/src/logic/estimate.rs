@@ -99,7 +99,9 @@ impl SizeEstimate {
 #[must_use]
 pub fn expected_buckets(nodes: f64) -> f64 {
     let others = (nodes - 1.0).max(0.0);
-    (0..BUCKETS as i32).map(|index| 1.0 - (others * (-(0.5_f64.powi(index + 1))).ln_1p()).exp()).sum()
+    // Thirty buckets beyond the last that is likely, the chance is one in a billion.
+    let last = (others.max(1.0).log2() as i32 + 30).min(BUCKETS as i32);
+    (0..last).map(|index| 1.0 - (others * (-(0.5_f64.powi(index + 1))).ln_1p()).exp()).sum()
 }
 
 /// The part of the key space around a key where its k nearest honest nodes are, whoever else is there.

@@ -311,6 +311,12 @@ impl Lookup {
         self.settle(question, Outcome::Answered { named, found }, now);
     }
 
+    /// Whether it has heard of `peer`, so that what else is known of it comes too late.
+    #[must_use]
+    pub fn has_heard_of(&self, peer: &NodeId) -> bool {
+        self.find(peer).is_some()
+    }
+
     /// The question to `peer` failed.
     pub fn on_failure(&mut self, peer: &NodeId, why: Failure, now: Duration) {
         let Some((at, question)) = self.out(peer) else { return };

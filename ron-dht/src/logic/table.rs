@@ -162,6 +162,9 @@ impl Bucket {
         if self.spares.len() == SPARES_MAX {
             self.spares.remove(0);
         }
+        if self.spares.capacity() == 0 {
+            self.spares.reserve_exact(SPARES_MAX);
+        }
         self.spares.push(entry);
         match self.oldest_worth_a_ping(now) {
             Some(oldest) => {
