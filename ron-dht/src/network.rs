@@ -193,5 +193,6 @@ pub(crate) fn peers_settings(sessions_max: usize, rpc_timeout: Duration, drain: 
         sessions_max,
         dial_timeout: rpc_timeout,
         drain,
+        ..PeersSettings::default()
     }
 }
