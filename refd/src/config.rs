@@ -268,8 +268,10 @@ mod tests {
     #[test]
     fn later_wins_and_what_is_not_said_is_the_default() {
         let flags = Flags { admin: Some("127.0.0.1:9".parse().unwrap()), ..Flags::default() };
-        let variables = [("REFD_NET__LISTEN", "[\"127.0.0.1:2\"]"), ("REFD_DHT__PRESET", "lan"), ("HOME", "/x")];
-        let config = load("[net]\nlisten = [\"127.0.0.1:1\"]\n[dht]\nserver = false\n", &variables, flags).unwrap();
+        let variables =
+            [("REFD_NET__LISTEN", "[\"127.0.0.1:2\"]"), ("REFD_DHT__PRESET", "lan"), ("HOME", "/x")];
+        let config =
+            load("[net]\nlisten = [\"127.0.0.1:1\"]\n[dht]\nserver = false\n", &variables, flags).unwrap();
         assert_eq!(config.net.listen, ["127.0.0.1:2".parse().unwrap()]);
         assert_eq!((config.dht.server, config.dht.preset), (false, PresetName::Lan));
         assert_eq!(config.admin.listen.port(), 9);
@@ -282,7 +284,10 @@ mod tests {
             load(text, variables, Flags::default()).unwrap_err().to_string()
         };
         let unknown = message("[dht]\nsedes = []\n", &[]);
-        assert!(unknown.contains("sedes") && unknown.contains("seeds") && unknown.contains("line 2"), "{unknown}");
+        assert!(
+            unknown.contains("sedes") && unknown.contains("seeds") && unknown.contains("line 2"),
+            "{unknown}"
+        );
         let wrong = message("", &[("REFD_ADMIN__LISTEN", "here")]);
         assert!(wrong.starts_with("REFD_ADMIN__LISTEN: "), "{wrong}");
         let section = message("", &[("REFD_NTE__LISTEN", "[]")]);

@@ -27,12 +27,15 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let mut nodes: Vec<Node> = Vec::new();
     for name in ('a'..).take(NODES) {
         let seeds = nodes.first().map(|first| first.dht.contact());
-        nodes.push(start(name, seeds)?);
+        nodes.push(start(name, seeds).await?);
     }
     for node in &nodes {
         ready(node).await?;
     }
-    println!("{NODES} nodes are up and know each other, over TLS 1.3 with post-quantum key exchange ({:.0?})", began.elapsed());
+    println!(
+        "{NODES} nodes are up and know each other, over TLS 1.3 with post-quantum key exchange ({:.0?})",
+        began.elapsed()
+    );
 
     let content = ContentId::of(b"hello, world");
     let published = nodes[1].dht.provide(content, soon()).await?;
@@ -58,10 +61,11 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn start(name: char, seeds: Option<Contact>) -> Result<Node, Box<dyn Error>> {
+async fn start(name: char, seeds: Option<Contact>) -> Result<Node, Box<dyn Error>> {
     let host = Supervisor::new(name);
-    let endpoint = Endpoint::builder(Identity::generate()?).listen(([127, 0, 0, 1], 0).into()).start(&host)?;
-    let dht = Dht::builder().seeds(seeds).start(&endpoint, &host)?;
+    let endpoint =
+        Endpoint::builder(Identity::generate()?).listen(([127, 0, 0, 1], 0).into()).start(&host)?;
+    let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).await?;
     println!("{name} is node {} on {}", endpoint.node_id(), endpoint.local_addrs()[0]);
     Ok(Node { name, dht, host })
 }
@@ -81,7 +85,12 @@ async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), B
     let mut found = asker.dht.find_providers(content, NonZeroUsize::MIN, soon())?;
     let first = found.next().await?.ok_or("nobody provides it")?;
     expect(first.id == provider.dht.node_id(), "the provider that is found is the one that provides")?;
-    println!("{} finds that {} provides it ({:.1?})", asker.name, provider.name, Instant::from(now()) - began);
+    println!(
+        "{} finds that {} provides it ({:.1?})",
+        asker.name,
+        provider.name,
+        Instant::from(now()) - began
+    );
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ron_core::{BackoffPolicy, Deadline, Inbox, NodeId, ReadyGate, Restart, Stop, TaskSpec, now};
+use ron_core::{BackoffPolicy, Deadline, Inbox, ReadyGate, Restart, Stop, TaskSpec, now};
 
 use crate::{
     Event,
@@ -11,6 +11,7 @@ use crate::{
         Contact, Key,
         estimate::expected_buckets,
         lookup::{Failure, Goal, Reason, Verdict},
+        table::{BUCKETS, random_key_in},
         wire::Request,
     },
     node::Node,
@@ -33,20 +34,41 @@ const PINGS_AT_ONCE: usize = 8;
 /// Buckets beyond the expected ones that a refresh looks into.
 const REFRESH_SPARE: usize = 2;
 
+/// Contacts of the last run that are asked together with the seeds. Some of them have gone meanwhile, and one that
+/// answers is enough; all would be a thousand handshakes at once.
+const KNOWN_AT_ONCE: usize = 32;
+
+/// Whom to begin with.
+pub(crate) struct Beginning {
+    /// Given by the host.
+    pub(crate) seeds: Vec<Contact>,
+    /// Known from the last run, the latest first.
+    pub(crate) known: Vec<Contact>,
+}
+
 /// Finds the network and keeps up with it.
 pub(crate) async fn bootstrap(
     node: Arc<Node>,
-    seeds: Arc<[Contact]>,
+    beginning: Arc<Beginning>,
     gates: Arc<Gates>,
     seed: u64,
     stop: Stop,
 ) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
+    let seeds = &beginning.seeds;
+    // Whom the last run knew is asked some at a time, round by round, as long as there is nobody.
+    let mut known = beginning.known.chunks(KNOWN_AT_ONCE);
     loop {
-        let answered = node.ask_seeds(&seeds).await;
-        gates.seeds(answered, &node, seeds.len());
-        let ready = answered >= node.settings.seeds_required.min(seeds.len()) && {
+        let more = if node.buckets.filled() == 0 { known.next().unwrap_or_default() } else { &[] };
+        let answered = node.ask_all_of(seeds.iter().chain(more)).await;
+        if answered > 0 {
+            node.buckets.wait_for_anybody().await;
+        }
+        let settings = node.settings();
+        let required = settings.seeds_required.min(seeds.len());
+        gates.seeds(answered, required, &node);
+        let ready = (answered >= required || node.buckets.filled() > 0) && {
             node.fill(&mut rng).await;
             gates.buckets(&node)
         };
@@ -55,7 +77,7 @@ pub(crate) async fn bootstrap(
         let wait = if ready && !alone {
             pause.reset();
             // Jitter, so that a network that started together does not refresh together.
-            node.settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
+            settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
         } else {
             pause.next_delay().max(Duration::from_millis(50))
         };
@@ -74,8 +96,7 @@ pub(crate) struct Gates {
 }
 
 impl Gates {
-    fn seeds(&self, answered: usize, node: &Node, all: usize) {
-        let required = node.settings.seeds_required.min(all);
+    fn seeds(&self, answered: usize, required: usize, node: &Node) {
         if answered >= required || node.buckets.filled() > 0 {
             self.seeds.open();
         } else {
@@ -86,7 +107,7 @@ impl Gates {
     /// Whether the table is as full as a network of this size makes it.
     fn buckets(&self, node: &Node) -> bool {
         let nodes = node.estimate.lock().nodes().unwrap_or(1.0);
-        let expected = expected_buckets(nodes) * node.settings.buckets_required;
+        let expected = expected_buckets(nodes) * node.settings().buckets_required;
         let filled = node.buckets.filled();
         let ready = filled as f64 >= expected.floor();
         if ready {
@@ -99,13 +120,13 @@ impl Gates {
 }
 
 impl Node {
-    /// Asks every seed that is not in the table yet, all at once. Says how many answered.
-    async fn ask_seeds(&self, seeds: &[Contact]) -> usize {
-        let deadline = Deadline::after(self.settings.rpc_timeout);
+    /// Asks each of these whether it is there, all at once. Says how many answered.
+    async fn ask_all_of(&self, contacts: impl Iterator<Item = &Contact>) -> usize {
+        let deadline = Deadline::after(self.settings().rpc_timeout);
         let mut answered = 0;
         let mut asked = InFlight::new();
-        for seed in seeds.iter().filter(|seed| seed.id != self.id) {
-            asked.push((), self.ping(seed, deadline));
+        for contact in contacts.filter(|contact| contact.id != self.id) {
+            asked.push((), self.ping(contact, deadline));
         }
         while !asked.is_empty() {
             let ((), is_there) = asked.next().await;
@@ -116,7 +137,7 @@ impl Node {
 
     /// Whether `peer` answers. The table hears of it either way.
     pub(crate) async fn ping(&self, peer: &Contact, deadline: Deadline) -> bool {
-        let listening = if self.settings.server { self.network().listening() } else { Vec::new() };
+        let listening = if self.is_server { self.network().listening() } else { Vec::new() };
         let began = now();
         let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
         match reply {
@@ -140,8 +161,8 @@ impl Node {
         }
         let nodes = self.estimate.lock().nodes().unwrap_or(1.0);
         let buckets = expected_buckets(nodes).ceil() as usize + REFRESH_SPARE;
-        for bucket in 0..buckets.min(crate::logic::table::BUCKETS) {
-            let target = in_bucket(&self.id, bucket, rng);
+        for bucket in 0..buckets.min(BUCKETS) {
+            let target = random_key_in(&self.id, bucket, rng);
             if self.look(target, true).await.reason == Reason::Canceled {
                 return;
             }
@@ -154,7 +175,7 @@ impl Node {
         let plan = Plan {
             target,
             goal: Goal::Closest,
-            settings: self.settings.lookup,
+            settings: self.settings().lookup,
             deadline: Deadline::after(SEARCH_TIMEOUT),
             is_sample,
         };
@@ -176,21 +197,8 @@ pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Contact>, _stop: Stop
         let Some(contact) = contact else { return };
         let node = Arc::clone(&node);
         running.push((), async move {
-            let deadline = Deadline::after(node.settings.rpc_timeout);
+            let deadline = Deadline::after(node.settings().rpc_timeout);
             node.ping(&contact, deadline).await
         });
     }
-}
-
-/// A random key that falls into `bucket` of the table of `own`.
-pub(crate) fn in_bucket(own: &NodeId, bucket: usize, rng: &mut fastrand::Rng) -> Key {
-    let mut bytes = [0; 32];
-    rng.fill(&mut bytes);
-    let own = own.as_bytes();
-    let (byte, bit) = (bucket / 8, bucket % 8);
-    bytes[..byte].copy_from_slice(&own[..byte]);
-    let before = !(0xff_u8 >> bit);
-    let here = 0x80_u8 >> bit;
-    bytes[byte] = own[byte] & before | (own[byte] ^ 0xff) & here | bytes[byte] & !(before | here);
-    Key::from_bytes(bytes)
 }
