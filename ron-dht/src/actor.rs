@@ -38,6 +38,9 @@ const REFRESH_SPARE: usize = 2;
 /// answers is enough; all would be a thousand handshakes at once.
 const KNOWN_AT_ONCE: usize = 32;
 
+/// How often a node that is alone looks whether somebody has come.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
 /// Whom to begin with.
 pub(crate) struct Beginning {
     /// Given by the host.
@@ -74,6 +77,9 @@ pub(crate) async fn bootstrap(
         };
         // A node that is alone looks for others all the same, only not in a hurry.
         let alone = node.buckets.filled() == 0;
+        if *node.joined.load() != (ready && !alone) {
+            node.joined.replace(ready && !alone);
+        }
         let wait = if ready && !alone {
             pause.reset();
             // Jitter, so that a network that started together does not refresh together.
@@ -85,6 +91,7 @@ pub(crate) async fn bootstrap(
             biased;
             () = stop.requested() => return,
             () = tokio::time::sleep(wait) => {}
+            () = node.somebody_comes(), if alone => {}
         }
     }
 }
@@ -120,6 +127,13 @@ impl Gates {
 }
 
 impl Node {
+    /// Returns when there is somebody in the table: others may come to a node that is alone.
+    async fn somebody_comes(&self) {
+        while self.buckets.filled() == 0 {
+            tokio::time::sleep(LOOK_AROUND).await;
+        }
+    }
+
     /// Asks each of these whether it is there, all at once. Says how many answered.
     async fn ask_all_of(&self, contacts: impl Iterator<Item = &Contact>) -> usize {
         let deadline = Deadline::after(self.settings().rpc_timeout);

@@ -522,6 +522,25 @@ impl Dht {
         self.group.ready().status()
     }
 
+    /// Returns when the node has found others and its table is as full as a network of their number makes it. What
+    /// [`ready`](Self::ready) tells of the whole host, this tells of the node alone. Dropping the future is harmless.
+    ///
+    /// # Errors
+    /// [`DhtError::Timeout`], [`DhtError::Canceled`] when the node stops.
+    pub async fn joined(&self, deadline: Deadline) -> Result<(), DhtError> {
+        let mut joined = self.node.joined.watch();
+        let stop = self.node.stop();
+        while !**joined.get() {
+            let changed = deadline.limit("join", joined.changed());
+            tokio::select! {
+                biased;
+                () = stop.requested() => return Err(DhtError::Canceled),
+                changed = changed => changed?,
+            }
+        }
+        Ok(())
+    }
+
     /// How the node is doing.
     #[must_use]
     pub fn status(&self) -> Status {

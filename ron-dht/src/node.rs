@@ -79,6 +79,8 @@ pub(crate) struct Node {
     pub(crate) epoch: Instant,
     unix: UnixClock,
     pub(crate) buckets: Buckets,
+    /// Whether the table has been filled with others.
+    pub(crate) joined: Snapshot<bool>,
     pub(crate) keeping: Keeping,
     pub(crate) claims: Claims,
     pub(crate) estimate: Lock<SizeEstimate>,
@@ -125,6 +127,7 @@ impl Node {
             epoch,
             unix,
             buckets: Buckets::new(id, epoch, settings.clone(), spawner.clone(), metrics, ping),
+            joined: Snapshot::new(false),
             keeping,
             claims: Claims::new(metrics),
             estimate: Lock::new(ESTIMATE, SizeEstimate::new(), metrics),
