@@ -145,7 +145,7 @@ async fn live(node: SimNode, number: u8, checker: Checker) {
         addrs: Arc::from([SocketAddr::new(ip(seed), PORT)]),
     });
     let dht = Dht::builder().seeds(seeds).seed(node.seed);
-    let Ok(dht) = dht.start(&endpoint, &node.supervisor) else { return };
+    let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     checker.lock().unwrap_or_else(PoisonError::into_inner).handles.insert(number, dht.clone());
     let content = ContentId::of(&[number]);
     loop {

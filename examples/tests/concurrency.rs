@@ -2,10 +2,10 @@
 //!
 //! `RON_BLESS=1 cargo test -p examples --test concurrency` writes the file anew.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
-    Deadline, Gate, GateLimits, GateSettings, Inventory, LaneSpec, Metrics, Supervisor,
+    ContentId, Deadline, Gate, GateLimits, GateSettings, Inventory, LaneSpec, Metrics, Supervisor,
     disk::RealDisk,
     http::{self, Server},
     journal,
@@ -14,6 +14,7 @@ use ron_core::{
         rpc::{self, Handling, Method, Peers, PeersSettings, Protocol, Request, Service},
     },
 };
+use ron_dht::Dht;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -34,7 +35,11 @@ clone of an event in a feed, the closure of a snapshot's update, and clones of w
 ";
 
 fn declared() -> Inventory {
-    ron_core::inventory().with(http::inventory()).with(net::inventory()).with(rpc::inventory())
+    ron_core::inventory()
+        .with(http::inventory())
+        .with(net::inventory())
+        .with(rpc::inventory())
+        .with(ron_dht::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -69,7 +74,8 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let host = Supervisor::builder("all of it").metrics(metrics.clone()).start();
 
     let disk = Arc::new(RealDisk::open(dir.path()).expect("an empty directory"));
-    let journal = journal::Journal::open(&host, disk, Path::new("log"), journal::Settings::default()).await;
+    let journal =
+        journal::Journal::open(&host, disk.clone(), Path::new("log"), journal::Settings::default()).await;
     let limits = GateLimits { per_second: 1, burst: 1, in_flight: 1, bytes_per_second: 1, bytes_burst: 1 };
     let gate = Gate::new("gate", GateSettings::new(limits, limits), &metrics);
     let server = Server::builder(axum::Router::new()).listen(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -115,6 +121,14 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let mut link = link.expect("it listens");
     link.stream.shutdown().await.expect("it is open");
     drop(link);
+
+    // A node with a disk has all its tasks from the start, but for the writers of buckets, which come with their first
+    // peer, and the lane of a search for providers.
+    let peer = Dht::builder().start(&far, &elsewhere).await.expect("the first on this endpoint");
+    let dht = Dht::builder().seeds([peer.contact()]).data(disk, "dht");
+    let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
+    dht.joined(deadline).await.expect("its peer is there");
+    drop(dht.find_providers(ContentId::of(b"anything"), NonZeroUsize::MIN, deadline).expect("it has a peer"));
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

@@ -5,6 +5,7 @@ use std::{error::Error, sync::Arc};
 use prometheus_client::registry::Registry;
 use ron_core::{
     Metrics, Supervisor,
+    disk::RealDisk,
     http::{Server, VersionInfo, ops_router},
     net::{Endpoint, Identity},
 };
@@ -53,7 +54,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         ..ron_dht::Settings::default()
     };
     let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
-    let dht = dht.metrics(of_dht).start(&endpoint, &host)?;
+    let dht =
+        dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
     Ok(Running { host, admin, endpoint, dht })
 }
 

@@ -27,7 +27,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let mut nodes: Vec<Node> = Vec::new();
     for name in ('a'..).take(NODES) {
         let seeds = nodes.first().map(|first| first.dht.contact());
-        nodes.push(start(name, seeds)?);
+        nodes.push(start(name, seeds).await?);
     }
     for node in &nodes {
         ready(node).await?;
@@ -61,11 +61,11 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn start(name: char, seeds: Option<Contact>) -> Result<Node, Box<dyn Error>> {
+async fn start(name: char, seeds: Option<Contact>) -> Result<Node, Box<dyn Error>> {
     let host = Supervisor::new(name);
     let endpoint =
         Endpoint::builder(Identity::generate()?).listen(([127, 0, 0, 1], 0).into()).start(&host)?;
-    let dht = Dht::builder().seeds(seeds).start(&endpoint, &host)?;
+    let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).await?;
     println!("{name} is node {} on {}", endpoint.node_id(), endpoint.local_addrs()[0]);
     Ok(Node { name, dht, host })
 }

@@ -116,7 +116,10 @@ fn what_is_wrong_with_a_configuration_is_said() {
     std::fs::write(&file, "[dht]\npreset = \"lan\"\n").unwrap();
     let check = Command::new(REFD).arg("check-config").arg(&file).output().unwrap();
     let said = String::from_utf8(check.stdout).unwrap();
-    assert!(check.status.success() && said.contains("preset = \"lan\"") && said.contains("server = true"), "{said}");
+    assert!(
+        check.status.success() && said.contains("preset = \"lan\"") && said.contains("server = true"),
+        "{said}"
+    );
 }
 
 #[test]

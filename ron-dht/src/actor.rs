@@ -41,30 +41,58 @@ const PINGS_AT_ONCE: usize = 8;
 /// Buckets beyond the expected ones that a refresh looks into.
 const REFRESH_SPARE: usize = 2;
 
+/// Contacts of the last run that are asked together with the seeds. Some of them have gone meanwhile, and one that
+/// answers is enough; all would be a thousand handshakes at once.
+const KNOWN_AT_ONCE: usize = 32;
+
+/// How often a node that is alone looks whether somebody has come.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+/// Whom to begin with.
+pub(crate) struct Beginning {
+    /// Given by the host.
+    pub(crate) seeds: Vec<Contact>,
+    /// Known from the last run, the latest first.
+    pub(crate) known: Vec<Contact>,
+}
+
 /// Finds the network and keeps up with it.
 pub(crate) async fn bootstrap(
     node: Arc<Node>,
-    seeds: Arc<[Contact]>,
+    beginning: Arc<Beginning>,
     gates: Arc<Gates>,
     seed: u64,
     stop: Stop,
 ) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
+    let seeds = &beginning.seeds;
+    // Whom the last run knew is asked some at a time, round by round, as long as there is nobody.
+    let mut known = beginning.known.chunks(KNOWN_AT_ONCE);
     loop {
-        let answered = Box::pin(node.ask_seeds(&seeds)).await;
+        let more = if node.buckets.filled() == 0 { known.next().unwrap_or_default() } else { &[] };
+        let answered = Box::pin(node.ask_seeds(seeds, more)).await;
+        if answered > 0 {
+            node.buckets.wait_for_anybody().await;
+        }
+        let settings = node.settings();
+        let required = settings.seeds_required.min(seeds.len());
         // Whoever has peers does not need the seeds, which may be long gone.
-        let mut is_connected = gates.seeds(answered, &node, seeds.len());
+        let mut is_connected = gates.seeds(answered, required, &node);
         if is_connected {
             // Boxed: between two refreshes, which is nearly always, nobody needs the room.
             Box::pin(node.fill(&mut rng)).await;
             is_connected = gates.buckets(&node);
         }
         // A node that is alone looks for others all the same, only not in a hurry.
-        let mut wait = if is_connected && node.buckets.filled() > 0 {
+        let alone = node.buckets.filled() == 0;
+        if *node.joined.load() != (is_connected && !alone) {
+            node.joined.replace(is_connected && !alone);
+        }
+        let mut wait = if is_connected && !alone {
             pause.reset();
             // Jitter, so that a network that started together does not refresh together.
-            node.settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
+            settings.refresh.mul_f64(0.75 + rng.f64() / 2.0)
         } else {
             pause.next_delay().max(Duration::from_millis(50))
         };
@@ -74,6 +102,7 @@ pub(crate) async fn bootstrap(
                 biased;
                 () = stop.requested() => return,
                 () = tokio::time::sleep(part) => {}
+                () = node.somebody_comes(), if alone => break,
             }
             wait -= part;
             let was_connected = is_connected;
@@ -93,8 +122,7 @@ pub(crate) struct Gates {
 
 impl Gates {
     /// Whether enough seeds answered, or others did before.
-    fn seeds(&self, answered: usize, node: &Node, all: usize) -> bool {
-        let required = node.settings.seeds_required.min(all);
+    fn seeds(&self, answered: usize, required: usize, node: &Node) -> bool {
         let is_enough = answered >= required || node.buckets.filled() > 0;
         if is_enough {
             self.seeds.open();
@@ -107,7 +135,7 @@ impl Gates {
     /// Whether the table is as full as a network of this size makes it.
     fn buckets(&self, node: &Node) -> bool {
         let nodes = node.estimate.lock().nodes().unwrap_or(1.0);
-        let expected = expected_buckets(nodes) * node.settings.buckets_required;
+        let expected = expected_buckets(nodes) * node.settings().buckets_required;
         let filled = node.buckets.filled();
         let ready = filled as f64 >= expected.floor();
         if ready {
@@ -120,13 +148,20 @@ impl Gates {
 }
 
 impl Node {
-    /// Asks every seed, all at once, and by whom else the node could be found again if it is alone. Says how many seeds
-    /// answered.
-    async fn ask_seeds(&self, seeds: &[Contact]) -> usize {
-        let deadline = Deadline::after(self.settings.rpc_timeout);
+    /// Returns when there is somebody in the table: others may come to a node that is alone.
+    async fn somebody_comes(&self) {
+        while self.buckets.filled() == 0 {
+            tokio::time::sleep(LOOK_AROUND).await;
+        }
+    }
+
+    /// Asks every seed, all at once, and by whom else the node could be found again if it is alone. Says how many
+    /// answered of whom there is reason to expect it.
+    async fn ask_seeds(&self, seeds: &[Contact], known: &[Contact]) -> usize {
+        let deadline = Deadline::after(self.settings().rpc_timeout);
         let silent = if self.buckets.filled() == 0 { self.buckets.peers() } else { Vec::new() };
         let mut asked = InFlight::new();
-        for seed in seeds.iter().filter(|seed| seed.id != self.id) {
+        for seed in seeds.iter().chain(known).filter(|seed| seed.id != self.id) {
             asked.push(1, self.ping(seed, true, deadline));
         }
         for peer in silent.iter().take(SILENT_TRIED) {
@@ -142,7 +177,7 @@ impl Node {
 
     /// Whether `peer` answers. The table hears of it either way.
     pub(crate) async fn ping(&self, peer: &Contact, introduces: bool, deadline: Deadline) -> bool {
-        let is_told = introduces && self.settings.server;
+        let is_told = introduces && self.is_server;
         let listening = if is_told { self.network().listening() } else { Vec::new() };
         let began = now();
         let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
@@ -181,7 +216,7 @@ impl Node {
         let plan = Plan {
             target,
             goal: Goal::Closest,
-            settings: self.settings.lookup,
+            settings: self.settings().lookup,
             deadline: Deadline::after(SEARCH_TIMEOUT),
             is_sample,
         };
@@ -201,12 +236,12 @@ pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Errand>, _stop: Stop)
             errand = next => errand,
         };
         let Some(Errand { to, introduces }) = errand else { return };
-        if introduces && !node.settings.server {
+        if introduces && !node.is_server {
             continue;
         }
         let node = Arc::clone(&node);
         running.push((), async move {
-            let deadline = Deadline::after(node.settings.rpc_timeout);
+            let deadline = Deadline::after(node.settings().rpc_timeout);
             node.ping(&to, introduces, deadline).await
         });
     }

@@ -11,12 +11,13 @@ use std::{
 };
 
 use ron_core::{
-    Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Restart, Snapshot, Spawner, Stop,
-    Tally, TaskSpec, now,
+    Capacity, Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Restart, Snapshot, Spawner,
+    Stop, Tally, TaskSpec, now,
 };
 use tokio::time::Instant;
 
 use crate::{
+    Settings,
     logic::{
         Contact, Key,
         table::{Answered, BUCKETS, Bucket, Diversity, Entry, bucket_index, closest},
@@ -34,9 +35,6 @@ pub(crate) const WRITER: TaskSpec = TaskSpec::new("ron-dht", "bucket_writer")
 
 pub(crate) const DIVERSITY: LockSpec = LockSpec::new("ron-dht", "diversity", 300)
     .guards("how many places each network holds; held for one change of a bucket");
-
-/// How long whoever reports about a peer waits for room.
-const ROUTE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Buckets that are allocated together. A network of N nodes fills about log2 N of the 256, the first ones, so a table is
 /// one page or two.
@@ -67,6 +65,8 @@ pub(crate) struct Buckets {
     epoch: Instant,
     pages: [OnceLock<Page>; BUCKETS / PAGE],
     diversity: Arc<Lock<Diversity>>,
+    settings: Snapshot<Settings>,
+    route: LaneSpec,
     spawner: Spawner,
     metrics: Metrics,
     dropped: Tally,
@@ -85,16 +85,22 @@ impl Buckets {
     pub(crate) fn new(
         own: NodeId,
         epoch: Instant,
-        diversity: Diversity,
+        settings: Snapshot<Settings>,
         spawner: Spawner,
         metrics: &Metrics,
         ping: Ping,
     ) -> Self {
+        let now = settings.load();
+        let route =
+            Capacity::new("route_lane", now.route_lane).map_or(ROUTE, |room| ROUTE.with_capacity(room));
+        let diversity = now.preset.diversity();
         Buckets {
             own,
             epoch,
             pages: Default::default(),
             diversity: Arc::new(Lock::new(DIVERSITY, diversity, metrics)),
+            settings,
+            route,
             spawner,
             metrics: metrics.clone(),
             dropped: metrics.tally(ROUTE_DROPPED, ""),
@@ -115,6 +121,16 @@ impl Buckets {
     /// Buckets that have peers who are not silent.
     pub(crate) fn filled(&self) -> usize {
         self.snapshots().filter(|bucket| bucket.iter().any(|entry| !entry.is_silent())).count()
+    }
+
+    /// Returns when there is somebody in the table: whoever has just answered is on the way there, and a search that
+    /// begins before has nobody to ask and takes the network for empty. Not for ever, since the bucket may be full of
+    /// others who have yet to be found gone.
+    pub(crate) async fn wait_for_anybody(&self) {
+        let until = Deadline::after(self.settings.load().route_timeout);
+        while self.filled() == 0 && !until.has_passed() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// What is known of `id`.
@@ -154,7 +170,10 @@ impl Buckets {
         let handle = page[index % PAGE].get_or_init(|| self.start());
         let pushed = match handle.lane.try_push_or_return(Box::new(route)) {
             Ok(()) => Ok(()),
-            Err((_, route)) => handle.lane.push(route, Deadline::after(ROUTE_TIMEOUT)).await,
+            Err((_, route)) => {
+                let timeout = self.settings.load().route_timeout;
+                handle.lane.push(route, Deadline::after(timeout)).await
+            }
         };
         if pushed.is_err() {
             self.dropped.add(1);
@@ -162,7 +181,7 @@ impl Buckets {
     }
 
     fn start(&self) -> Handle {
-        let (lane, inbox) = Lane::open(ROUTE, &self.metrics);
+        let (lane, inbox) = Lane::open(self.route, &self.metrics);
         lane.close_on(&self.spawner.stop());
         let snapshot = Snapshot::new(Arc::from([]));
         let writer = Writer {

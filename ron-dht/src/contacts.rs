@@ -14,7 +14,7 @@ use crate::logic::{
 };
 
 /// Contacts in the file. A full table of a network of a million nodes has about four hundred.
-pub const CONTACTS_FILE_MAX: usize = 1024;
+pub(crate) const CONTACTS_FILE_MAX: usize = 1024;
 
 /// What the file begins with: what it is, and the version.
 const MAGIC: &[u8; 8] = b"RONDHTC1";
@@ -27,8 +27,7 @@ const FILE_BYTES_MAX: usize = HEAD + 8 + CONTACTS_FILE_MAX * 200;
 
 /// What is wrong with a file of contacts. None of it keeps a node from starting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ContactsFault {
+pub(crate) enum ContactsFault {
     /// The disk failed.
     #[error("the disk failed")]
     Disk(#[source] DiskError),
@@ -54,7 +53,7 @@ pub enum ContactsFault {
 ///
 /// # Errors
 /// Any failure of the disk.
-pub fn save_contacts(disk: &dyn Disk, path: &Path, contacts: &[Contact]) -> Result<(), DiskError> {
+pub(crate) fn save_contacts(disk: &dyn Disk, path: &Path, contacts: &[Contact]) -> Result<(), DiskError> {
     let mut cbor = Encoder::new(Vec::new());
     write_contacts(&mut cbor, &contacts[..contacts.len().min(CONTACTS_FILE_MAX)])
         .expect("writing to memory does not fail");
@@ -71,7 +70,7 @@ pub fn save_contacts(disk: &dyn Disk, path: &Path, contacts: &[Contact]) -> Resu
 
 /// The contacts in the file at `path`, and what is wrong with it if something is. No file is nothing wrong. Blocks on
 /// the disk.
-pub fn load_contacts(disk: &dyn Disk, path: &Path) -> (Vec<Contact>, Option<ContactsFault>) {
+pub(crate) fn load_contacts(disk: &dyn Disk, path: &Path) -> (Vec<Contact>, Option<ContactsFault>) {
     match read(disk, path) {
         Ok(contacts) => (contacts, None),
         Err(ContactsFault::Disk(DiskError::NotFound { .. })) => (Vec::new(), None),

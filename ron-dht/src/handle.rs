@@ -4,32 +4,39 @@ use std::{
     fmt,
     net::SocketAddr,
     num::NonZeroUsize,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Pool, PoolSpec, ReadyStatus,
-    Restart, Stopped, Subscriber, Supervisor, TaskSpec,
+    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Phase, Pool, PoolSpec, Ratio,
+    ReadyGate, ReadyStatus, Restart, Snapshot, Stopped, Subscriber, Supervisor, TaskSpec,
+    disk::Disk,
     net::{BoxFuture, Endpoint, Identity, PublicKey},
+    now,
 };
 
 use crate::{
     DhtError, Preset, Settings,
-    actor::{BOOTSTRAPPER, Gates, bootstrap, ping_all},
+    actor::{BOOTSTRAPPER, Beginning, Gates, bootstrap, ping_all},
+    keeping::{KEEPER, Keeping, keep},
     logic::{
         Contact, Key,
         lookup::{Goal, Verdict},
         signed::Value,
+        sweep::Region,
         table::Entry,
         wire::Want,
     },
     metrics::NOT_READY,
     network::{Answers, Links, Network, peers_settings},
-    node::{Node, PINGER},
+    node::{Node, PINGER, Parts, UnixClock},
     publish::{Provider, Published},
+    republish::{ProvideMany, ProvideProgress, REPUBLISHER, RunRegion, Said, republish},
     search::{Nearest, Plan, search},
+    store::Clock,
 };
 
 pub(crate) const WORK: LaneSpec = LaneSpec::new("ron-dht", "work", 512)
@@ -43,6 +50,13 @@ pub(crate) const LOOKUP: TaskSpec = TaskSpec::new("ron-dht", "lookup")
 pub(crate) const FOUND: LaneSpec = LaneSpec::new("ron-dht", "found", 64)
     .flow("one search → its caller")
     .why("a caller that reads slowly holds its own search up, and nobody else's");
+
+/// Waiting searches at which the node says that it takes no more writes, and then no more at all.
+const WRITES_AT: Ratio = Ratio::percent(80);
+const READS_AT: Ratio = Ratio::percent(95);
+
+/// A region that found the pool full tries again after this, or after what the pool asks for if that is longer.
+const REGION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Past its deadline a search has this long to say what it found.
 const GRACE: Duration = Duration::from_millis(50);
@@ -65,15 +79,52 @@ pub enum Event {
         /// On so many peers.
         kept: usize,
     },
+    /// Many of our records were brought to their places.
+    Swept {
+        /// So many keys.
+        keys: usize,
+        /// Of which so many nobody keeps. The republisher comes back to them.
+        left: usize,
+        /// With so many searches.
+        lookups: usize,
+    },
+}
+
+/// How a node is doing.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Who it is.
+    pub id: NodeId,
+    /// Where others can reach it.
+    pub addrs: Vec<SocketAddr>,
+    /// Peers in the routing table.
+    pub peers: usize,
+    /// Buckets of it that have peers.
+    pub buckets: usize,
+    /// How many nodes there seem to be; nothing before the first search.
+    pub network_size: Option<f64>,
+    /// Records kept for others.
+    pub records: usize,
+    /// What those take, in bytes.
+    pub record_bytes: usize,
+    /// Keys that this node provides.
+    pub provided: usize,
+    /// For how long the longest overdue of them has been waiting to be said again.
+    pub provide_lag: Duration,
+    /// Searches that wait for a worker.
+    pub waiting: usize,
 }
 
 /// How a node is made. See [`Dht::builder`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Builder {
     seeds: Vec<Contact>,
     external: Vec<SocketAddr>,
     settings: Settings,
+    data: Option<(Arc<dyn Disk>, PathBuf)>,
     seed: Option<u64>,
+    unix: Option<UnixClock>,
     metrics: Option<Metrics>,
 }
 
@@ -106,6 +157,14 @@ impl Builder {
         self
     }
 
+    /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`.
+    /// What is said to be kept is then on disk. In memory only without it.
+    #[must_use]
+    pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
+        self.data = Some((disk, path.into()));
+        self
+    }
+
     /// Other knobs than the default ones. Replaces what was set before.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
@@ -127,55 +186,99 @@ impl Builder {
         self
     }
 
-    /// Starts the node on `endpoint`, in a group of its own under `supervisor`.
-    ///
-    /// # Errors
-    /// [`DhtError::Config`] for settings that make no sense, [`DhtError::Net`] if the endpoint has a DHT already.
-    pub fn start(self, endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Dht, DhtError> {
-        let identity = Arc::new(endpoint.identity().clone());
-        let external = self.external.clone();
-        let settings = &self.settings;
-        let links = peers_settings(settings.sessions_max, settings.rpc_timeout, settings.drain);
-        self.start_on(identity, supervisor, |answers, group| {
-            Ok(Arc::new(Links::start(endpoint, answers, links, external, group)?))
-        })
+    /// What tells the seconds since 1970, instead of the system: for simulations and tests on a pretended clock.
+    #[must_use]
+    pub fn unix_clock(mut self, unix_secs: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.unix = Some(Arc::new(unix_secs));
+        self
     }
 
-    /// Starts the node on another network than an endpoint's links.
+    /// Starts the node on `endpoint`, in a group of its own under `supervisor`. It waits only for the disk, if there is
+    /// one; that the node is part of a network is told by [`Dht::ready`]. Dropping the future starts nothing.
+    ///
+    /// # Errors
+    /// [`DhtError::Config`] for settings that make no sense, [`DhtError::Net`] if the endpoint has a DHT already,
+    /// [`DhtError::Store`] if the disk cannot be read or another node has the directory.
+    pub async fn start(self, endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Dht, DhtError> {
+        let identity = Arc::new(endpoint.identity().clone());
+        let external = self.external.clone();
+        let links = peers_settings(&self.settings);
+        let network = |answers, group: &Supervisor| -> Result<Arc<dyn Network>, DhtError> {
+            Ok(Arc::new(Links::start(endpoint, answers, links, external, group)?))
+        };
+        self.start_on(identity, supervisor, network).await
+    }
+
+    /// Starts the node on another network than an endpoint's links. `network` is given what answers the requests that
+    /// come in, and the group to start its tasks in.
     ///
     /// # Errors
     /// As [`start`](Self::start), and what `network` says.
-    pub fn start_on(
+    pub async fn start_on(
         self,
         identity: Arc<Identity>,
         supervisor: &Supervisor,
         network: impl FnOnce(Weak<dyn Answers>, &Supervisor) -> Result<Arc<dyn Network>, DhtError>,
     ) -> Result<Dht, DhtError> {
-        let Builder { seeds, settings, seed, metrics, .. } = self;
-        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        let Builder { seeds, settings, data, seed, unix, metrics, .. } = self;
+        settings.check()?;
+        let work = WORK.with_capacity(Capacity::new("work_lane", settings.work_lane)?);
+        let workers = settings.workers;
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("dht", settings.drain, metrics);
-        let (node, pings) = Node::new(identity, settings, seed, &group)?;
-        let answers: Weak<dyn Answers> = node.this.clone();
-        node.connect(network(answers, &group)?);
+        let (epoch, unix) = (now(), unix.unwrap_or_else(|| Arc::new(unix_secs)));
+        let (keeping, known) = match data {
+            None => {
+                let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+                (Keeping::memory(&settings, seed, group.metrics()), Vec::new())
+            }
+            Some(data) => {
+                let clock = Clock { now: Duration::ZERO, unix_secs: unix() };
+                Keeping::open(&settings, seed, data, clock, &group).await?
+            }
+        };
+        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        let parts = Parts { identity, settings, seed, unix };
+        let (node, pings) = Node::new(parts, epoch, keeping, &group)?;
+        node.connect(network(node.this.clone(), &group)?);
 
-        let lane = WORK.with_capacity(Capacity::new("work_lane", node.settings.work_lane)?);
-        let spec = PoolSpec { lane, task: LOOKUP, workers: node.settings.workers };
+        let spec = PoolSpec { lane: work, task: LOOKUP, workers };
         let pool = Pool::start(&group, spec, |job: Job, _| job());
         let ready = supervisor.ready();
         let gates = Arc::new(Gates {
             seeds: ready.gate("dht.seeds", Affects::Reads),
             buckets: ready.gate("dht.buckets", Affects::Reads),
         });
-        let (pinged, inbox) = (Arc::clone(&node), pings);
+        let full = Arc::new(pool.watch(ready, WRITES_AT, READS_AT));
+        let pinged = Arc::clone(&node);
         let _ =
-            group.spawn_restarting(PINGER, move |stop| ping_all(Arc::clone(&pinged), inbox.clone(), stop));
-        let (booted, seeds) = (Arc::clone(&node), Arc::<[Contact]>::from(seeds));
+            group.spawn_restarting(PINGER, move |stop| ping_all(Arc::clone(&pinged), pings.clone(), stop));
+        let (booted, beginning) = (Arc::clone(&node), Arc::new(Beginning { seeds, known }));
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
-            Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&seeds), Arc::clone(&gates), seed, stop))
+            Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&beginning), Arc::clone(&gates), seed, stop))
         });
-        Ok(Dht { node, pool, group })
+        let kept = Arc::clone(&node);
+        let _ = group.spawn_restarting(KEEPER, move |stop| keep(Arc::clone(&kept), seed, stop));
+        let said = Arc::clone(&node);
+        let _ = group.spawn_restarting(REPUBLISHER, move |stop| republish(Arc::clone(&said), seed, stop));
+        Ok(Dht { node, pool, group, _full: full })
     }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("seeds", &self.seeds)
+            .field("external", &self.external)
+            .field("settings", &self.settings)
+            .field("data", &self.data.as_ref().map(|(_, path)| path))
+            .finish_non_exhaustive()
+    }
+}
+
+/// The wall clock. It only orders our own words and tells when it is time for the next.
+fn unix_secs() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 type Job = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
@@ -186,6 +289,7 @@ pub struct Dht {
     pub(crate) node: Arc<Node>,
     pool: Pool<Job, ()>,
     group: Supervisor,
+    _full: Arc<[ReadyGate; 2]>,
 }
 
 /// The peers nearest to a key, and how they were found.
@@ -244,15 +348,71 @@ impl Dht {
     }
 
     /// Says that this node provides `key`, to the peers nearest to it, and says so again every
-    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw).
+    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw). Dropping the future ends this attempt; if it
+    /// had begun, the key stays ours, and the republisher says it.
     ///
     /// # Errors
-    /// [`DhtError::NotKept`] when no peer took the record, [`DhtError::NotReady`], [`DhtError::Busy`],
-    /// [`DhtError::Timeout`].
+    /// [`DhtError::NotKept`] when no peer took the record (the republisher tries again), [`DhtError::Store`] if the
+    /// disk did not take the key, [`DhtError::NotReady`], [`DhtError::Busy`], [`DhtError::Timeout`].
     pub async fn provide(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Published, DhtError> {
         let plan = self.plan(key.into(), Goal::Closest, deadline)?;
-        self.node.schedule.lock().add(plan.target);
         self.run("provide", deadline, move |node| async move { node.provide(plan).await }).await?
+    }
+
+    /// As [`provide`](Self::provide) for many keys at once, with far fewer searches than keys: a hundred thousand are a
+    /// matter of minutes. Keys that were said not long ago need nothing, so that asking again for the same goes on where
+    /// the last time ended. [`ProvideMany`] does the work and tells how far it is; dropping it stops that, and leaves
+    /// what is not said to the republisher.
+    ///
+    /// # Errors
+    /// [`DhtError::NotReady`]. What happens later is told by [`ProvideMany::next`].
+    pub fn provide_many<K: Into<Key>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        deadline: Deadline,
+    ) -> Result<ProvideMany, DhtError> {
+        self.check_ready()?;
+        let mut keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let total = keys.len();
+        let unix = self.node.clock().unix_secs;
+        self.node.keeping.with(|kept| {
+            keys.retain(|key| kept.store.schedule().is_due(key, unix));
+            kept.store.plan(&keys);
+        });
+        let done = total - keys.len();
+        let progress = Snapshot::new(ProvideProgress { total, done, ..ProvideProgress::default() });
+        let watch = progress.watch();
+        let (dht, node) = (self.clone(), Arc::clone(&self.node));
+        let claim = node.claims.take(keys.clone());
+        let work = async move {
+            let _claim = claim;
+            node.keeping.flush(deadline).await?;
+            let run: RunRegion = Box::new(move |region| Box::pin(dht.clone().run_region(region, deadline)));
+            node.sweep(keys, run, &progress).await
+        };
+        Ok(ProvideMany { progress: watch, work: Some(Box::pin(work)) })
+    }
+
+    /// One region of a sweep, in the lookup pool, as soon as that has room.
+    async fn run_region(self, region: Region, deadline: Deadline) -> Result<(Region, Said), DhtError> {
+        loop {
+            let copy = region.clone();
+            let done = self.run("provide_many", deadline, move |node| async move {
+                node.provide_region(copy, deadline).await
+            });
+            match done.await {
+                Err(DhtError::Busy { .. } | DhtError::Timeout { .. }) if deadline.has_passed() => {
+                    return Ok((region, Said::default()));
+                }
+                Err(DhtError::Busy { retry_after, .. }) => {
+                    let pause = retry_after.max(REGION_PAUSE).min(deadline.remaining());
+                    tokio::time::sleep(pause).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Takes back that this node provides `key`.
@@ -269,7 +429,7 @@ impl Dht {
     /// # Errors
     /// [`DhtError::Record`] if it is larger than 16 KiB; else as [`provide`](Self::provide).
     pub async fn put(&self, data: &[u8], deadline: Deadline) -> Result<Key, DhtError> {
-        let value = Value::immutable(data, self.node.ttl())?;
+        let value = Value::immutable(data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
         self.run("put", deadline, move |node| async move { node.put(plan, value, None).await }).await??;
@@ -302,7 +462,7 @@ impl Dht {
         expected: Option<u64>,
         deadline: Deadline,
     ) -> Result<Key, DhtError> {
-        let value = Value::mutable(&self.node.identity, salt, seq, data, self.node.ttl())?;
+        let value = Value::mutable(&self.node.identity, salt, seq, data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
         self.run("put_mutable", deadline, move |node| async move { node.put(plan, value, expected).await })
@@ -362,6 +522,65 @@ impl Dht {
         self.group.ready().status()
     }
 
+    /// Returns when the node has found others and its table is as full as a network of their number makes it. What
+    /// [`ready`](Self::ready) tells of the whole host, this tells of the node alone. Dropping the future is harmless.
+    ///
+    /// # Errors
+    /// [`DhtError::Timeout`], [`DhtError::Canceled`] when the node stops.
+    pub async fn joined(&self, deadline: Deadline) -> Result<(), DhtError> {
+        let mut joined = self.node.joined.watch();
+        let stop = self.node.stop();
+        while !**joined.get() {
+            let changed = deadline.limit("join", joined.changed());
+            tokio::select! {
+                biased;
+                () = stop.requested() => return Err(DhtError::Canceled),
+                changed = changed => changed?,
+            }
+        }
+        Ok(())
+    }
+
+    /// How the node is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let node = &self.node;
+        let unix = node.clock().unix_secs;
+        let (records, record_bytes, provided, lag) = node.keeping.with(|kept| {
+            let (records, schedule) = (kept.store.records(), kept.store.schedule());
+            (records.len(), records.bytes(), schedule.len(), schedule.lag_secs(unix))
+        });
+        Status {
+            id: node.id,
+            addrs: node.network().listening(),
+            peers: node.buckets.peers().len(),
+            buckets: node.buckets.filled(),
+            network_size: self.network_size(),
+            records,
+            record_bytes,
+            provided,
+            provide_lag: Duration::from_secs(lag),
+            waiting: self.pool.depth(),
+        }
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        (*self.node.settings()).clone()
+    }
+
+    /// Changes the settings of a running node: searches, timeouts, limits on peers, readiness and refresh. Searches that
+    /// run go on with the old ones.
+    ///
+    /// # Errors
+    /// [`DhtError::Config`], and then nothing has changed: for a value that makes no sense, and with
+    /// [`ConfigError::NeedsRestart`](ron_core::ConfigError::NeedsRestart) for a setting that cannot change while the
+    /// node runs.
+    pub fn reload(&self, settings: Settings) -> Result<(), DhtError> {
+        self.node.reload(settings)
+    }
+
     /// What happens from now on.
     #[must_use]
     pub fn events(&self) -> Subscriber<Event> {
@@ -375,12 +594,20 @@ impl Dht {
     }
 
     fn plan(&self, target: Key, goal: Goal, deadline: Deadline) -> Result<Plan, DhtError> {
-        if self.node.buckets.filled() == 0 {
-            let phase = if self.node.stop().is_requested() { "drain" } else { "bootstrap" };
-            self.node.metrics.tally(NOT_READY, phase).add(1);
-            return Err(DhtError::NotReady { gate: "dht.seeds" });
-        }
-        Ok(Plan { target, goal, settings: self.node.settings.lookup, deadline, is_sample: false })
+        self.check_ready()?;
+        Ok(Plan { target, goal, settings: self.node.settings().lookup, deadline, is_sample: false })
+    }
+
+    /// Whether there is anybody to ask, and time to.
+    fn check_ready(&self) -> Result<(), DhtError> {
+        let (phase, gate) = match self.group.phase() {
+            Phase::Running if self.node.buckets.filled() > 0 => return Ok(()),
+            Phase::Running => ("bootstrap", "dht.seeds"),
+            Phase::Draining => ("drain", "dht tasks"),
+            _ => return Err(DhtError::Canceled),
+        };
+        self.node.metrics.tally(NOT_READY, phase).add(1);
+        Err(DhtError::NotReady { gate })
     }
 
     /// Runs a job in the lookup pool.

@@ -14,6 +14,7 @@ counters! {
     HEDGE_SPAWNED = "hedge_spawned", "", "Questions asked because others were silent";
     HEDGE_CANCELED = "hedge_canceled", "", "Questions given up because the search was over or others needed the place";
     QUOTA_REJECT = "quota_reject", "kind", "Requests and records refused by a limit";
+    RECORD_REJECTS = "record_rejects", "reason", "Records refused for what they are";
     NOT_READY = "not_ready", "phase", "Calls refused because the node is not ready";
     LOOKUPS = "lookups", "reason", "Searches that ended, by why";
     REQUESTS = "requests", "method", "Requests answered, by method";
@@ -23,6 +24,14 @@ counters! {
 /// How far the republisher is behind.
 pub(crate) const PROVIDE_LAG: GaugeSpec =
     GaugeSpec { name: "provide_lag_seconds", help: "How long the most overdue of our keys has been due" };
+
+/// Records kept for others.
+pub(crate) const RECORDS_KEPT: GaugeSpec =
+    GaugeSpec { name: "records", help: "Records kept for others, as of the last look" };
+
+/// What they take.
+pub(crate) const RECORD_BYTES: GaugeSpec =
+    GaugeSpec { name: "record_bytes", help: "Memory that those records take, as of the last look" };
 
 /// How many nodes there seem to be.
 pub(crate) const NETWORK_SIZE: GaugeSpec =

@@ -19,11 +19,14 @@ use ron_core::{
     },
 };
 
-use crate::logic::{
-    Contact,
+pub use crate::logic::{
     addrs::Sender,
     lookup::Failure,
-    wire::{Answer, Request, method},
+    wire::{Answer, Outcome, Put, Request, Want, WireError},
+};
+use crate::{
+    Settings,
+    logic::{Contact, wire::method},
 };
 
 /// The name of the protocol in the TLS handshake.
@@ -183,16 +186,17 @@ impl Service for Listener {
 }
 
 /// The limits of the links: many short questions to many peers.
-pub(crate) fn peers_settings(sessions_max: usize, rpc_timeout: Duration, drain: Duration) -> PeersSettings {
+pub(crate) fn peers_settings(settings: &Settings) -> PeersSettings {
     PeersSettings {
         rpc: rpc::RpcSettings {
             request_bytes_max: crate::logic::wire::MESSAGE_BYTES_MAX as u32,
             budget_max: Duration::from_secs(30),
+            idle_timeout: settings.idle_timeout,
             ..rpc::RpcSettings::default()
         },
-        sessions_max,
-        dial_timeout: rpc_timeout,
-        drain,
+        sessions_max: settings.sessions_max,
+        dial_timeout: settings.rpc_timeout,
+        drain: settings.drain,
         ..PeersSettings::default()
     }
 }

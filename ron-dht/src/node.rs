@@ -7,8 +7,8 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    ClientKey, Deadline, Feed, Gate, GateSettings, Gauge, Histogram, Lane, LaneSpec, Lock, LockSpec, Metrics,
-    NodeId, Restart, Spawner, Stop, Supervisor, Tally, TaskSpec,
+    Capacity, ClientKey, Deadline, Feed, Gate, Gauge, Histogram, Inbox, Lane, LaneSpec, Lock, LockSpec,
+    Metrics, NodeId, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
     net::{BoxFuture, Identity, oap::Code, rpc::Fault},
     now,
 };
@@ -17,34 +17,33 @@ use tokio::time::Instant;
 use crate::{
     DhtError, Event, Settings,
     buckets::{Buckets, Errand},
+    keeping::{Keeping, Kept},
     logic::{
         Contact, Key,
-        addrs::Sender,
+        addrs::{AddressPolicy, Sender},
         estimate::SizeEstimate,
         lookup::{Reason, Verdict},
-        records::Records,
-        schedule::Schedule,
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::K,
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want, method},
     },
-    metrics::{LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, QUOTA_REJECT, REQUESTS},
+    metrics::{
+        LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, NOT_READY, QUOTA_REJECT, RECORD_REJECTS, REQUESTS,
+    },
     network::{Answers, Network, Served, name},
+    publish::Claims,
+    retry::Patience,
     search::Plan,
+    store::Clock,
 };
-
-pub(crate) const RECORDS: LockSpec =
-    LockSpec::new("ron-dht", "records", 310).guards("what is kept for others; held for one record");
 
 pub(crate) const ESTIMATE: LockSpec = LockSpec::new("ron-dht", "estimate", 320)
     .guards("the estimated size of the network; held for arithmetic");
 
-pub(crate) const SCHEDULE: LockSpec = LockSpec::new("ron-dht", "schedule", 330)
-    .guards("which keys are ours and when they are due; held for one key");
-
 pub(crate) const PINGS: LaneSpec = LaneSpec::new("ron-dht", "pings", 256)
     .flow("bucket writers, listener → pinger")
-    .why("every bucket may ask for one at once; a ping that finds no room is asked for again");
+    .why("every bucket may ask for one at once; a ping that is shed is asked for again")
+    .shed_oldest();
 
 pub(crate) const PINGER: TaskSpec = TaskSpec::new("ron-dht", "pinger").restart(Restart::PROMPT).what(
     "asks peers whether they are there: those in a bucket that somebody waits for, and those who called us",
@@ -53,79 +52,95 @@ pub(crate) const PINGER: TaskSpec = TaskSpec::new("ron-dht", "pinger").restart(R
 pub(crate) const EVENTS: LaneSpec =
     LaneSpec::feed("ron-dht", "events", 1024).flow("all tasks → subscribers").why("a second of a busy node");
 
+/// What a host gives a node beside its settings.
+pub(crate) struct Parts {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) settings: Settings,
+    pub(crate) seed: u64,
+    pub(crate) unix: UnixClock,
+}
+
+/// Proves one item of a request, and says which sequence number its sender expects to be held.
+type Verify<T> = fn(&T) -> Result<(Verified, Option<u64>), RecordError>;
+
+/// Tells the seconds since 1970.
+pub(crate) type UnixClock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
 /// What is shared.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) identity: Arc<Identity>,
-    pub(crate) settings: Settings,
+    pub(crate) settings: Snapshot<Settings>,
+    pub(crate) policy: AddressPolicy,
+    pub(crate) is_server: bool,
+    /// How long our records live: twice as long as until they are said again.
+    pub(crate) ttl: Duration,
     pub(crate) epoch: Instant,
+    unix: UnixClock,
     pub(crate) buckets: Buckets,
-    pub(crate) records: Lock<Kept>,
+    /// Whether the table has been filled with others.
+    pub(crate) joined: Snapshot<bool>,
+    pub(crate) keeping: Keeping,
+    pub(crate) claims: Claims,
     pub(crate) estimate: Lock<SizeEstimate>,
     pub(crate) metrics: Metrics,
     pub(crate) events: Feed<Event>,
     pub(crate) pings: Lane<Errand>,
     pub(crate) spawner: Spawner,
+    pub(crate) patience: Patience,
     gate: Gate,
     network: OnceLock<Arc<dyn Network>>,
     took: Histogram,
     hops: Histogram,
     size: Gauge,
-    /// By number of their method, less one.
     requests: [Tally; method::ALL.len()],
-    pub(crate) schedule: Lock<Schedule>,
     pub(crate) this: Weak<Node>,
-}
-
-/// The records, and the randomness with which some of many are chosen.
-pub(crate) struct Kept {
-    pub(crate) records: Records,
-    pub(crate) rng: fastrand::Rng,
 }
 
 impl Node {
     pub(crate) fn new(
-        identity: Arc<Identity>,
-        settings: Settings,
-        seed: u64,
+        parts: Parts,
+        epoch: Instant,
+        keeping: Keeping,
         supervisor: &Supervisor,
-    ) -> Result<(Arc<Self>, ron_core::Inbox<Errand>), DhtError> {
-        settings.check()?;
+    ) -> Result<(Arc<Self>, Inbox<Errand>), DhtError> {
+        let Parts { identity, settings, seed, unix } = parts;
         let metrics = supervisor.metrics();
-        let limits = GateSettings {
-            clients: settings.peers_remembered,
-            ..GateSettings::new(settings.peer_limits, settings.total_limits)
-        };
-        let gate = Gate::new("dht", limits, metrics)?;
+        let gate = Gate::new("dht", settings.gate(), metrics)?;
         let (pings, inbox) = Lane::open(PINGS, metrics);
         pings.close_on(&supervisor.stop());
-        let (id, epoch, spawner) = (identity.node_id(), now(), supervisor.spawner());
-        let events = Feed::open(EVENTS, metrics);
+        let (id, spawner) = (identity.node_id(), supervisor.spawner());
+        let events = EVENTS.with_capacity(Capacity::new("events_lane", settings.events_lane)?);
+        let events = Feed::open(events, metrics);
         events.close_on(&supervisor.stop());
         let asks = pings.clone();
         let ping = Arc::new(move |errand| drop(asks.try_push(errand)));
-        let records = Records::new(settings.records.clone(), settings.policy());
-        let kept = Kept { records, rng: fastrand::Rng::with_seed(seed) };
-        let schedule = Schedule::new(settings.republish, &mut fastrand::Rng::with_seed(seed));
-        let diversity = settings.preset.diversity();
+        let (policy, is_server, ttl) = (settings.policy(), settings.server, settings.republish * 2);
+        let settings = Snapshot::new(settings);
         let node = Arc::new_cyclic(|this| Node {
             id,
             identity,
+            policy,
+            is_server,
+            ttl,
             epoch,
-            buckets: Buckets::new(id, epoch, diversity, spawner.clone(), metrics, ping),
-            records: Lock::new(RECORDS, kept, metrics),
+            unix,
+            buckets: Buckets::new(id, epoch, settings.clone(), spawner.clone(), metrics, ping),
+            joined: Snapshot::new(false),
+            keeping,
+            claims: Claims::new(metrics),
             estimate: Lock::new(ESTIMATE, SizeEstimate::new(), metrics),
             metrics: metrics.clone(),
             events,
             pings,
             spawner,
+            patience: Patience::new(seed, metrics),
             gate,
             network: OnceLock::new(),
             took: metrics.histogram(LOOKUP_SECONDS),
             hops: metrics.histogram(LOOKUP_HOPS),
             size: metrics.gauge(NETWORK_SIZE),
             requests: method::ALL.map(|number| metrics.tally(REQUESTS, name(number))),
-            schedule: Lock::new(SCHEDULE, schedule, metrics),
             this: this.clone(),
             settings,
         });
@@ -141,9 +156,27 @@ impl Node {
         self.network.get().expect("connected before any task runs")
     }
 
+    /// The settings in force.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.load()
+    }
+
+    /// Applies what may change while the node runs, or nothing at all.
+    pub(crate) fn reload(&self, settings: Settings) -> Result<(), DhtError> {
+        self.settings().check_change(&settings)?;
+        self.gate.reload(settings.gate())?;
+        self.settings.replace(settings);
+        Ok(())
+    }
+
     /// Time since the node began, the clock of all logic.
     pub(crate) fn since(&self, at: Instant) -> Duration {
         at.saturating_duration_since(self.epoch)
+    }
+
+    /// Both clocks now.
+    pub(crate) fn clock(&self) -> Clock {
+        Clock { now: self.since(now()), unix_secs: (self.unix)() }
     }
 
     pub(crate) fn stop(&self) -> Stop {
@@ -152,18 +185,11 @@ impl Node {
 
     /// Notes how a search went.
     pub(crate) fn on_verdict(&self, plan: &Plan, verdict: &Verdict, took: Duration) {
-        let reason = match verdict.reason {
-            Reason::Complete => "complete",
-            Reason::Enough => "enough",
-            Reason::Hops => "hops",
-            Reason::Requests => "requests",
-            Reason::Deadline => "deadline",
-            Reason::Canceled => "canceled",
-        };
-        self.metrics.tally(LOOKUPS, reason).add(1);
+        self.metrics.tally(LOOKUPS, verdict.reason.name()).add(1);
         self.took.observe(took.as_secs_f64());
         self.hops.observe(verdict.hops.into());
-        if plan.is_sample && verdict.reason == Reason::Complete {
+        // With nobody to ask, a search is complete and says nothing.
+        if plan.is_sample && verdict.reason == Reason::Complete && verdict.rpcs > 0 {
             let closest: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
             let mut estimate = self.estimate.lock();
             estimate.on_closest(&plan.target, &closest);
@@ -175,19 +201,22 @@ impl Node {
         }
     }
 
-    /// Keeps a record that has been verified.
+    /// Keeps a record that has been verified. It is durable after the next [`Keeping::flush`].
     pub(crate) fn keep(&self, verified: Verified, from: &Sender, expected: Option<u64>) -> Outcome {
-        let since = self.since(now());
-        let mut kept = self.records.lock();
-        let result = match expected {
-            None => kept.records.insert(verified, from, since),
-            Some(expected) => kept.records.compare_and_swap(verified, expected, from, since),
-        };
-        drop(kept);
+        let clock = self.clock();
+        let result = self.keeping.with(|kept| match expected {
+            None => kept.store.insert(verified, from, clock),
+            Some(expected) => kept.store.compare_and_swap(verified, expected, from, clock),
+        });
         if let Err(error) = &result {
-            self.metrics.tally(QUOTA_REJECT, error.reason()).add(1);
+            self.on_refused(error);
         }
         Outcome::from(&result)
+    }
+
+    fn on_refused(&self, error: &RecordError) {
+        let counter = if error.is_quota() { QUOTA_REJECT } else { RECORD_REJECTS };
+        self.metrics.tally(counter, error.reason()).add(1);
     }
 
     fn closer(&self, target: &Key, except: &NodeId) -> Vec<Contact> {
@@ -199,27 +228,23 @@ impl Node {
 
     fn find_value(&self, from: &Sender, key: Key, want: Want, limit: u16) -> Answer {
         let since = self.since(now());
-        let mut kept = self.records.lock();
-        let Kept { records, rng } = &mut *kept;
-        let (providers, value) = match want {
-            Want::Providers => {
-                (records.providers(&key, since, usize::from(limit).min(PROVIDERS_MAX), rng), None)
-            }
-            Want::Immutable => (Vec::new(), records.value(&key, false, since)),
-            Want::Mutable => (Vec::new(), records.value(&key, true, since)),
-        };
-        drop(kept);
+        let limit = usize::from(limit).min(PROVIDERS_MAX);
+        let (providers, value) = self.keeping.with(|Kept { store, rng }| match want {
+            Want::Providers => (store.records().providers(&key, since, limit, rng), None),
+            Want::Immutable => (Vec::new(), store.records().value(&key, false, since)),
+            Want::Mutable => (Vec::new(), store.records().value(&key, true, since)),
+        });
         Answer::Found { closer: self.closer(&key, &from.id), providers, value }
     }
 
     /// Checks signatures away from the tasks that read links, and keeps what is in order. What the time does not
-    /// suffice for is skipped, and said to be.
+    /// suffice for is skipped, and said to be. What is said to be kept is on disk, if there is one.
     async fn keep_all<T: Send + 'static>(
         self: Arc<Self>,
         from: Sender,
         items: Vec<T>,
         deadline: Deadline,
-        verify: fn(&T) -> Result<(Verified, Option<u64>), RecordError>,
+        verify: Verify<T>,
     ) -> Result<Vec<Outcome>, Fault> {
         let node = Arc::clone(&self);
         let check = move || {
@@ -230,19 +255,30 @@ impl Node {
                 match verify(item) {
                     Ok((verified, expected)) => node.keep(verified, &from, expected),
                     Err(error) => {
-                        node.metrics.tally(QUOTA_REJECT, error.reason()).add(1);
+                        node.on_refused(&error);
                         Outcome::from(&Err(error))
                     }
                 }
             };
-            items.iter().map(keep).collect()
+            items.iter().map(keep).collect::<Vec<_>>()
         };
-        Ok(self.spawner.blocking("verify", deadline, check).await?)
+        let mut outcomes = self.spawner.blocking("verify", deadline, check).await?;
+        if outcomes.contains(&Outcome::Kept)
+            && let Err(error) = self.keeping.flush(deadline).await
+        {
+            tracing::debug!(%error, "kept in memory only, and so not said to be kept");
+            for outcome in &mut outcomes {
+                if *outcome == Outcome::Kept {
+                    *outcome = Outcome::Skipped;
+                }
+            }
+        }
+        Ok(outcomes)
     }
 
     /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
-    fn introduced(&self, from: &Sender, listening: Vec<std::net::SocketAddr>) {
-        let addrs = self.settings.policy().usable(&listening, from.ip);
+    fn introduced(&self, from: &Sender, listening: &[std::net::SocketAddr]) {
+        let addrs = self.policy.usable(listening, from.ip);
         if from.id != self.id && !addrs.is_empty() && self.buckets.look_at(&from.id, |_| ()).is_none() {
             // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
             let to = Contact { id: from.id, addrs: addrs.into() };
@@ -253,23 +289,28 @@ impl Node {
 
 impl Answers for Node {
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served {
-        if !self.settings.server {
+        if !self.is_server {
             return Served::Now(Err(Fault::new(Code::NotFound, "a client answers nothing")));
         }
-        let pass = match self.gate.enter(ClientKey::from_bytes(from.id.as_bytes()), 0) {
+        if self.stop().is_requested() {
+            self.metrics.tally(NOT_READY, "drain").add(1);
+            return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
+        }
+        let pass = match self.gate.enter(ClientKey::from_bytes(from.id.as_bytes()), weight(&request)) {
             Ok(pass) => pass,
             Err(refused) => {
                 self.metrics.tally(QUOTA_REJECT, "rate").add(1);
                 return Served::Now(Err(refused.into()));
             }
         };
-        self.requests[usize::from(request.method() - 1)].add(1);
+        // Methods are numbered from one.
+        self.requests[usize::from(request.method()) - 1].add(1);
         let Some(node) = self.this.upgrade() else {
             return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
         };
         match request {
             Request::Ping { listening } => {
-                self.introduced(&from, listening);
+                self.introduced(&from, &listening);
                 Served::Now(Ok(Answer::Pong))
             }
             Request::FindNode { target } => {
@@ -297,4 +338,14 @@ impl Answers for Node {
 fn later(answer: impl Future<Output = Result<Answer, Fault>> + Send + 'static) -> Served {
     let answer: BoxFuture<'static, _> = Box::pin(answer);
     Served::Later(answer)
+}
+
+/// Bytes of what a request wants to be kept; questions are all alike small.
+fn weight(request: &Request) -> u64 {
+    let bytes = match request {
+        Request::Provide { records } => records.iter().map(Bytes::len).sum(),
+        Request::Store { values } => values.iter().map(|put| put.value.len()).sum(),
+        _ => 64,
+    };
+    bytes as u64
 }

@@ -1,19 +1,20 @@
 //! Storing with others, and finding what others stored.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Lane, NodeId};
+use ron_core::{Deadline, Lane, Lock, LockSpec, Metrics, NodeId};
 
 use crate::{
     DhtError, Event,
     inflight::InFlight,
+    keeping::Kept,
     logic::{
         Contact, Key,
         addrs::Sender,
@@ -28,8 +29,11 @@ use crate::{
     search::{Nearest, Plan, Quest, search},
 };
 
+pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-dht", "claims", 340)
+    .guards("which keys somebody is saying right now; held for a set operation");
+
 /// Peers that are asked to keep a record at once.
-const STORES_AT_ONCE: usize = 8;
+pub(crate) const STORES_AT_ONCE: usize = 8;
 
 /// One who provides a key. Its record is signed and was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,27 +59,78 @@ pub struct Published {
     pub verdict: Verdict,
 }
 
-impl Node {
-    /// How long our records live: twice as long as until they are said again.
-    pub(crate) fn ttl(&self) -> Duration {
-        self.settings.republish * 2
+/// The keys that somebody is saying right now, so that the republisher does not say them as well.
+#[derive(Clone)]
+pub(crate) struct Claims {
+    keys: Arc<Lock<HashSet<Key>>>,
+}
+
+/// Some of those keys. Dropping it gives them up.
+pub(crate) struct Claim {
+    claims: Claims,
+    keys: Vec<Key>,
+}
+
+impl Claims {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        Claims { keys: Arc::new(Lock::new(CLAIMS, HashSet::new(), metrics)) }
     }
 
+    /// Claims those of `keys` that nobody has claimed.
+    pub(crate) fn take(&self, mut keys: Vec<Key>) -> Claim {
+        let mut claimed = self.keys.lock();
+        keys.retain(|key| claimed.insert(*key));
+        drop(claimed);
+        Claim { claims: self.clone(), keys }
+    }
+}
+
+impl Claim {
+    pub(crate) fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = self.claims.keys.lock();
+        for key in &self.keys {
+            claimed.remove(key);
+        }
+    }
+}
+
+impl Node {
     pub(crate) async fn provide(&self, plan: Plan) -> Result<Published, DhtError> {
-        let (key, unix) = (plan.target, unix_secs());
-        let seq = self.schedule.lock().next_seq(&key, unix);
-        let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl());
+        let (key, deadline) = (plan.target, plan.deadline);
+        let _claim = self.claims.take(vec![key]);
+        let clock = self.clock();
+        let seq = self.keeping.with(|kept| {
+            kept.store.plan(&[key]);
+            kept.store.schedule().next_seq(&key, clock.unix_secs)
+        });
+        // From here on it is one of our keys, whatever happens to this attempt.
+        self.keeping.flush(deadline).await?;
+        let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl);
         let published = self.publish_record(plan, record).await?;
-        self.schedule.lock().on_published(&key, seq, unix);
+        self.keeping.with(|kept| kept.store.on_published(&[(key, seq)], clock));
         self.metrics.tally(PROVIDED, "").add(1);
         self.events.publish(Event::Provided { key, kept: published.kept });
+        // If that is lost it is said again sooner, which harms nobody.
+        if let Err(error) = self.keeping.flush(deadline).await {
+            tracing::debug!(%error, "it was provided, and the disk does not know it");
+        }
         Ok(published)
     }
 
     pub(crate) async fn withdraw(&self, plan: Plan) -> Result<Published, DhtError> {
-        let key = plan.target;
-        let seq = self.schedule.lock().next_seq(&key, unix_secs());
-        self.schedule.lock().remove(&key);
+        let (key, clock) = (plan.target, self.clock());
+        let seq = self.keeping.with(|kept| {
+            let seq = kept.store.schedule().next_seq(&key, clock.unix_secs);
+            kept.store.unplan(&key);
+            seq
+        });
+        self.keeping.flush(plan.deadline).await?;
         self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq)).await
     }
 
@@ -144,14 +199,14 @@ impl Node {
 
     /// Where to store and look instead, if these neighbours of `key` look made up.
     fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
-        if !self.settings.regions {
+        if !self.settings().regions {
             return None;
         }
         self.estimate.lock().too_dense(key, closest)
     }
 
-    async fn look_near(&self, target: Key, deadline: Deadline) -> Verdict {
-        let settings = self.settings.lookup;
+    pub(crate) async fn look_near(&self, target: Key, deadline: Deadline) -> Verdict {
+        let settings = self.settings().lookup;
         let plan = Plan { target, goal: Goal::Closest, settings, deadline, is_sample: false };
         search(self, plan, &mut Nearest(target)).await
     }
@@ -159,12 +214,13 @@ impl Node {
     /// What became of the one record in `request` at each of `peers`.
     async fn ask_all(&self, peers: &[Contact], request: Arc<Request>, deadline: Deadline) -> Vec<Outcome> {
         let mut waiting = peers.iter();
+        let rpc_timeout = self.settings().rpc_timeout;
         let (mut out, mut outcomes) = (InFlight::new(), Vec::new());
         loop {
             while out.len() < STORES_AT_ONCE {
                 let Some(peer) = waiting.next() else { break };
                 let rtt = self.buckets.get(&peer.id).map(|entry| entry.rtt).unwrap_or_default();
-                let within = deadline.within(rtt.timeout(self.settings.rpc_timeout));
+                let within = deadline.within(rtt.timeout(rpc_timeout));
                 out.push_boxed(peer.id, self.network().ask(peer, Arc::clone(&request), within));
             }
             if out.is_empty() {
@@ -228,19 +284,15 @@ impl Node {
 
     fn own_providers(&self, key: &Key) -> Vec<Bytes> {
         let since = self.since(ron_core::now());
-        let mut kept = self.records.lock();
-        let kept = &mut *kept;
-        kept.records.providers(key, since, PROVIDERS_MAX, &mut kept.rng)
+        self.keeping.with(|Kept { store, rng }| store.records().providers(key, since, PROVIDERS_MAX, rng))
     }
 
     /// The value under the key of `plan`: the first that is in order, or of values that change the newest.
     pub(crate) async fn get(&self, plan: Plan, want: Want) -> Option<Value> {
         let mut quest = Values { key: plan.target, want, best: None };
-        let own = self.records.lock().records.value(
-            &plan.target,
-            want == Want::Mutable,
-            self.since(ron_core::now()),
-        );
+        let since = self.since(ron_core::now());
+        let own =
+            self.keeping.with(|kept| kept.store.records().value(&plan.target, want == Want::Mutable, since));
         if let Some(own) = own {
             quest.take(&own);
             if want == Want::Immutable {
@@ -345,9 +397,4 @@ impl Quest for Values {
             _ => 0,
         }
     }
-}
-
-/// The wall clock, which only orders our own words: a provider counts with it.
-pub(crate) fn unix_secs() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

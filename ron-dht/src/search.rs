@@ -61,13 +61,17 @@ struct Question {
     to: Contact,
     hedge: bool,
     asked: Duration,
+    deadline: Deadline,
+    /// Whether the peer was too busy at first.
+    is_again: bool,
 }
 
 type Questions = InFlight<'static, Question, Result<Reply, Failure>>;
 
 /// Runs a search to its end. Dropping the future calls it off, and with it every question that is out.
 pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> Verdict {
-    let seeds = node.buckets.closest(&plan.target, node.settings.seeds).into_iter().map(Lead::from);
+    let settings = node.settings();
+    let seeds = node.buckets.closest(&plan.target, settings.seeds).into_iter().map(Lead::from);
     let until = node.since(plan.deadline.instant());
     let mut lookup = Lookup::new(node.id, plan.target, plan.goal, plan.settings, seeds, until);
     let request = quest.request();
@@ -84,7 +88,8 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 if hedge {
                     node.metrics.tally(HEDGE_SPAWNED, "").add(1);
                 }
-                node.ask(&mut out, contact, rtt, hedge, &request, plan.deadline);
+                let deadline = plan.deadline.within(rtt.timeout(settings.rpc_timeout));
+                node.ask(&mut out, contact, hedge, &request, deadline);
                 continue;
             }
             Step::Cancel(peer) => {
@@ -124,6 +129,14 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
+                if failure == Failure::Busy
+                    && !question.is_again
+                    && let Some(again) =
+                        node.patience.ask_again(node.network(), &question.to, &request, question.deadline)
+                {
+                    out.push_boxed(Question { is_again: true, ..question }, again);
+                    continue;
+                }
                 if failure != Failure::Busy {
                     node.buckets.failed(question.to.id).await;
                 }
@@ -141,7 +154,7 @@ async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Reques
     let hop = verdict.trace.iter().find(|asked| asked.peer == wanted.id).map_or(1, |asked| asked.hop);
     while !is_there(verdict) && verdict.rpcs < rpcs_max {
         let began = now();
-        let deadline = plan.deadline.within(node.settings.rpc_timeout / 2);
+        let deadline = plan.deadline.within(node.settings().rpc_timeout / 2);
         let reply = node.network().ask(wanted, Arc::clone(request), deadline).await;
         let took = now() - began;
         let outcome = match reply {
@@ -178,7 +191,7 @@ fn drop_question(node: &Node, out: &mut Questions, peer: &NodeId) {
 fn closer_of(answer: &Answer, node: &Node, lookup: &Lookup, observed: std::net::IpAddr) -> Vec<Lead> {
     let (Answer::Nodes { closer } | Answer::Found { closer, .. }) = answer else { return Vec::new() };
     let usable = |contact: &Contact| {
-        let policy = node.settings.policy();
+        let policy = node.policy;
         if contact.addrs.iter().all(|addr| policy.allows(addr, observed)) {
             return Some(contact.clone());
         }
@@ -194,18 +207,10 @@ fn closer_of(answer: &Answer, node: &Node, lookup: &Lookup, observed: std::net::
 }
 
 impl Node {
-    fn ask(
-        &self,
-        out: &mut Questions,
-        to: Contact,
-        rtt: Rtt,
-        hedge: bool,
-        request: &Arc<Request>,
-        deadline: Deadline,
-    ) {
-        let deadline = deadline.within(rtt.timeout(self.settings.rpc_timeout));
+    fn ask(&self, out: &mut Questions, to: Contact, hedge: bool, request: &Arc<Request>, deadline: Deadline) {
         let reply = self.network().ask(&to, Arc::clone(request), deadline);
-        out.push_boxed(Question { to, hedge, asked: self.since(now()) }, reply);
+        let asked = self.since(now());
+        out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
     }
 
     /// What is known of the speed of a peer that somebody named.

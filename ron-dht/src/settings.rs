@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use ron_core::{ConfigError, GateLimits};
+use ron_core::{Capacity, ConfigError, GateLimits, GateSettings, Ratio};
 
 use crate::logic::{
     addrs::AddressPolicy,
@@ -42,6 +42,12 @@ pub struct Settings {
     pub workers: NonZeroUsize,
     /// Searches that wait; more are refused with `Busy`. Default 512.
     pub work_lane: usize,
+    /// News of peers that wait for the writer of one bucket. Default 1024.
+    pub route_lane: usize,
+    /// How long whoever has news of a peer waits for room there before it drops them and counts that. Default 100 ms.
+    pub route_timeout: Duration,
+    /// Events that a slow subscriber may be behind before it misses some. Default 1024.
+    pub events_lane: usize,
     /// Parallelism, hedging and budgets of a search.
     pub lookup: LookupSettings,
     /// The longest a peer may take to answer. Peers known to be fast get less. Default 1500 ms.
@@ -53,6 +59,9 @@ pub struct Settings {
     pub regions: bool,
     /// How much is kept for others.
     pub records: Limits,
+    /// Size of a file of the journal, if there is a disk. It takes at least three of them: lower it where space is
+    /// scarce. Default 8 MiB.
+    pub segment_bytes: u32,
     /// What one peer may ask of us.
     pub peer_limits: GateLimits,
     /// What all peers together may ask of us.
@@ -70,6 +79,8 @@ pub struct Settings {
     pub republish: Duration,
     /// Links open at once. Default 1024.
     pub sessions_max: usize,
+    /// A link that nobody used for this long is closed. Default 60 s; more keeps links to neighbours warm.
+    pub idle_timeout: Duration,
     /// How long running searches may take after a stop. Default 5 s.
     pub drain: Duration,
 }
@@ -88,11 +99,15 @@ impl Default for Settings {
             server: true,
             workers: const { NonZeroUsize::new(32).expect("not zero") },
             work_lane: 512,
+            route_lane: 1024,
+            route_timeout: Duration::from_millis(100),
+            events_lane: 1024,
             lookup: LookupSettings::default(),
             rpc_timeout: Duration::from_millis(1500),
             seeds: K,
             regions: true,
             records: Limits::default(),
+            segment_bytes: 8 << 20,
             peer_limits: limits(2_000, 128),
             total_limits: limits(50_000, 4_096),
             peers_remembered: 4_096,
@@ -101,6 +116,7 @@ impl Default for Settings {
             refresh: Duration::from_secs(3600),
             republish: Duration::from_secs(12 * 3600),
             sessions_max: 1024,
+            idle_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(5),
         }
     }
@@ -112,13 +128,20 @@ impl Settings {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        ron_core::Capacity::new("work_lane", self.work_lane)?;
-        ron_core::Ratio::new("buckets_required", self.buckets_required)?;
+        for (key, items) in [
+            ("work_lane", self.work_lane),
+            ("route_lane", self.route_lane),
+            ("events_lane", self.events_lane),
+        ] {
+            Capacity::new(key, items)?;
+        }
+        Ratio::new("buckets_required", self.buckets_required)?;
         let positive = [
             ("rpc_timeout", self.rpc_timeout),
-            ("hedge_after", self.lookup.hedge_after),
+            ("lookup.hedge_after", self.lookup.hedge_after),
             ("refresh", self.refresh),
             ("republish", self.republish),
+            ("idle_timeout", self.idle_timeout),
         ];
         for (key, duration) in positive {
             if duration.is_zero() {
@@ -126,5 +149,37 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn gate(&self) -> GateSettings {
+        GateSettings {
+            clients: self.peers_remembered,
+            ..GateSettings::new(self.peer_limits, self.total_limits)
+        }
+    }
+
+    /// Whether a running node can take `new` in place of these. Named is the first setting that it cannot change: one
+    /// that decided the size or the place of something when the node began.
+    pub(crate) fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
+        new.check()?;
+        let fixed = [
+            ("preset", self.preset == new.preset),
+            ("server", self.server == new.server),
+            ("workers", self.workers == new.workers),
+            ("work_lane", self.work_lane == new.work_lane),
+            ("route_lane", self.route_lane == new.route_lane),
+            ("events_lane", self.events_lane == new.events_lane),
+            ("records", self.records == new.records),
+            ("segment_bytes", self.segment_bytes == new.segment_bytes),
+            ("peers_remembered", self.peers_remembered == new.peers_remembered),
+            ("republish", self.republish == new.republish),
+            ("sessions_max", self.sessions_max == new.sessions_max),
+            ("idle_timeout", self.idle_timeout == new.idle_timeout),
+            ("drain", self.drain == new.drain),
+        ];
+        match fixed.iter().find(|(_, is_same)| !is_same) {
+            Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
+            None => Ok(()),
+        }
     }
 }

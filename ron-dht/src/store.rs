@@ -57,26 +57,26 @@ const OPENING: Duration = Duration::from_secs(3600);
 /// The two clocks at one moment: time since the node started, by which records live, and unix seconds, which a
 /// restart does not reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clock {
+pub(crate) struct Clock {
     /// Since the node started.
-    pub now: Duration,
+    pub(crate) now: Duration,
     /// Of the wall clock.
-    pub unix_secs: u64,
+    pub(crate) unix_secs: u64,
 }
 
 /// What a store needs to know.
 #[derive(Debug, Clone)]
-pub struct StoreSettings {
+pub(crate) struct StoreSettings {
     /// How much is kept.
-    pub limits: Limits,
+    pub(crate) limits: Limits,
     /// How addresses are judged, and who is counted as one.
-    pub policy: AddressPolicy,
+    pub(crate) policy: AddressPolicy,
     /// How often our own keys are said again.
-    pub republish: Duration,
+    pub(crate) republish: Duration,
     /// Size of a file of the journal. It takes at least three of them; lower it where space is scarce.
-    pub segment_bytes: u32,
+    pub(crate) segment_bytes: u32,
     /// For simulations, whose files must come out the same every time.
-    pub salts: Salts,
+    pub(crate) salts: Salts,
 }
 
 impl Default for StoreSettings {
@@ -93,22 +93,22 @@ impl Default for StoreSettings {
 
 /// What opening found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Opened {
+pub(crate) struct Opened {
     /// Records that are kept.
-    pub records: usize,
+    pub(crate) records: usize,
     /// Keys in the schedule.
-    pub planned: usize,
+    pub(crate) planned: usize,
     /// Entries whose time was over.
-    pub expired: usize,
+    pub(crate) expired: usize,
     /// Entries that are not kept for another reason: superseded, beyond a limit, or not readable by this version.
-    pub dropped: usize,
+    pub(crate) dropped: usize,
     /// What the journal itself reports, lost stretches included.
-    pub recovered: Recovered,
+    pub(crate) recovered: Recovered,
 }
 
 /// Records and schedule, in memory and, if it was opened on a disk, there too.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     records: Records,
     schedule: Schedule,
     durable: Option<Durable>,
@@ -124,12 +124,15 @@ struct Durable {
     stamp: u64,
     rewriting: Weak<()>,
     slack_bytes: u64,
+    /// How often a flush failed, and up to which of those everything has been written since.
+    lost: u64,
+    mended: u64,
 }
 
 impl Store {
     /// A store that keeps nothing across restarts.
     #[must_use]
-    pub fn memory(settings: StoreSettings, rng: &mut fastrand::Rng) -> Self {
+    pub(crate) fn memory(settings: StoreSettings, rng: &mut fastrand::Rng) -> Self {
         Store {
             records: Records::new(settings.limits, settings.policy),
             schedule: Schedule::new(settings.republish, rng),
@@ -141,7 +144,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Journal::open`], except that damage is reported and not refused.
-    pub async fn open(
+    pub(crate) async fn open(
         supervisor: &Supervisor,
         disk: Arc<dyn Disk>,
         dir: &Path,
@@ -176,6 +179,8 @@ impl Store {
             stamp,
             rewriting: Weak::new(),
             slack_bytes: SLACK_SEGMENTS * u64::from(segment_bytes),
+            lost: 0,
+            mended: 0,
         };
         if !had_phase {
             durable.unwritten.push((PHASE, schedule.phase().to_be_bytes().to_vec().into()));
@@ -185,13 +190,13 @@ impl Store {
 
     /// The records kept for others.
     #[must_use]
-    pub fn records(&self) -> &Records {
+    pub(crate) fn records(&self) -> &Records {
         &self.records
     }
 
     /// Our own keys.
     #[must_use]
-    pub fn schedule(&self) -> &Schedule {
+    pub(crate) fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
@@ -199,7 +204,7 @@ impl Store {
     ///
     /// # Errors
     /// As there.
-    pub fn insert(
+    pub(crate) fn insert(
         &mut self,
         record: Verified,
         sender: &Sender,
@@ -214,7 +219,7 @@ impl Store {
     ///
     /// # Errors
     /// As there.
-    pub fn compare_and_swap(
+    pub(crate) fn compare_and_swap(
         &mut self,
         record: Verified,
         expected: u64,
@@ -228,12 +233,12 @@ impl Store {
     }
 
     /// As [`Records::expire`]. There is nothing to write: an entry says itself when its time is over.
-    pub fn expire(&mut self, now: Duration, limit: usize) -> usize {
+    pub(crate) fn expire(&mut self, now: Duration, limit: usize) -> usize {
         self.records.expire(now, limit)
     }
 
     /// Adds keys to the schedule, due at once, and says how many are new.
-    pub fn plan(&mut self, keys: &[Key]) -> usize {
+    pub(crate) fn plan(&mut self, keys: &[Key]) -> usize {
         let added: Vec<_> = keys.iter().copied().filter(|key| self.schedule.add(*key)).collect();
         let planned = Planned { seq: 0, published: None };
         self.write_planned(&added.iter().map(|key| (*key, planned)).collect::<Vec<_>>());
@@ -241,7 +246,7 @@ impl Store {
     }
 
     /// Takes a key out of the schedule, and says what was known of it: its withdrawal needs the next number.
-    pub fn unplan(&mut self, key: &Key) -> Option<Planned> {
+    pub(crate) fn unplan(&mut self, key: &Key) -> Option<Planned> {
         let planned = self.schedule.remove(key)?;
         if let Some(durable) = &mut self.durable {
             let entry = [&durable.next_stamp().to_be_bytes()[..], key.as_bytes()].concat();
@@ -251,7 +256,7 @@ impl Store {
     }
 
     /// Notes that keys were said, each with its number.
-    pub fn on_published(&mut self, published: &[(Key, u64)], clock: Clock) {
+    pub(crate) fn on_published(&mut self, published: &[(Key, u64)], clock: Clock) {
         let mut planned = Vec::with_capacity(published.len());
         for (key, seq) in published {
             if self.schedule.on_published(key, *seq, clock.unix_secs) {
@@ -263,13 +268,13 @@ impl Store {
 
     /// As [`Schedule::due`].
     #[must_use]
-    pub fn due(&mut self, unix_secs: u64, limit: usize) -> Vec<Key> {
+    pub(crate) fn due(&mut self, unix_secs: u64, limit: usize) -> Vec<Key> {
         self.schedule.due(unix_secs, limit)
     }
 
     /// What has changed since the last flush, to be written by whoever has the time. Flush after every message: what
     /// is not flushed waits in memory.
-    pub fn flush(&mut self) -> Flush {
+    pub(crate) fn flush(&mut self) -> Flush {
         let Some(durable) = &mut self.durable else {
             return Flush { journal: None, entries: Vec::new() };
         };
@@ -277,9 +282,31 @@ impl Store {
         Flush { journal: (!entries.is_empty()).then(|| durable.journal.clone()), entries }
     }
 
-    /// Everything, to be written anew, if the journal is more than twice as long as it need be and no other rewrite
-    /// is under way. Ask now and then.
-    pub fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
+    /// Notes that a flush was not written: the disk lacks something until everything has been written anew.
+    pub(crate) fn on_lost(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            durable.lost += 1;
+        }
+    }
+
+    /// Notes that everything up to this failed flush is on disk again: what [`Rewrite::mends`] said before it was
+    /// written.
+    pub(crate) fn on_rewritten(&mut self, lost: u64) {
+        if let Some(durable) = &mut self.durable {
+            durable.mended = durable.mended.max(lost);
+        }
+    }
+
+    /// Whether what was flushed is what the disk has. Without a disk there is nothing it could lack.
+    #[must_use]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.durable.as_ref().is_none_or(|durable| durable.mended == durable.lost)
+    }
+
+    /// Everything, to be written anew, if the journal is more than twice as long as it need be or lacks something,
+    /// and no other rewrite is under way. Ask now and then.
+    #[must_use]
+    pub(crate) fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
         let durable = self.durable.as_mut()?;
         if durable.rewriting.upgrade().is_some() {
             return None;
@@ -288,7 +315,8 @@ impl Store {
         let written: u64 = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
         let keys = self.schedule.len() * 48;
         let records = self.records.len() * record_bytes(16) + self.records.encoded_bytes();
-        if written <= 2 * (keys + records) as u64 + durable.slack_bytes {
+        let is_whole = durable.mended == durable.lost;
+        if is_whole && written <= 2 * (keys + records) as u64 + durable.slack_bytes {
             return None;
         }
         // Every change so far is in what is written below, and every later one goes to this segment or behind it.
@@ -299,7 +327,13 @@ impl Store {
         entries.extend(self.records.kept().map(|kept| kept_entry(&kept, clock)));
         let under_way = Arc::new(());
         durable.rewriting = Arc::downgrade(&under_way);
-        Some(Rewrite { journal: durable.journal.clone(), entries, keep_from, _under_way: under_way })
+        Some(Rewrite {
+            journal: durable.journal.clone(),
+            entries,
+            keep_from,
+            lost: durable.lost,
+            _under_way: under_way,
+        })
     }
 
     fn note(&mut self, record: &Verified, inserted: Inserted, clock: Clock) {
@@ -329,15 +363,15 @@ impl Durable {
 /// Changes on their way to the disk.
 #[derive(Debug)]
 #[must_use = "what is not written does not survive"]
-pub struct Flush {
+pub(crate) struct Flush {
     journal: Option<Journal>,
     entries: Vec<(u8, Bytes)>,
 }
 
 impl Flush {
     /// Whether there is nothing to write.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
@@ -345,7 +379,7 @@ impl Flush {
     ///
     /// # Errors
     /// As [`Journal::append`]. What was not written stays in memory and is written with the next rewrite.
-    pub async fn write(self, deadline: Deadline) -> Result<(), JournalError> {
+    pub(crate) async fn write(self, deadline: Deadline) -> Result<(), JournalError> {
         match self.journal {
             Some(journal) => journal.append_all(self.entries, deadline).await.map(drop),
             None => Ok(()),
@@ -356,20 +390,27 @@ impl Flush {
 /// Everything on its way to the disk once more, after which what was written before can go.
 #[derive(Debug)]
 #[must_use = "the journal grows until it is written"]
-pub struct Rewrite {
+pub(crate) struct Rewrite {
     journal: Journal,
     entries: Vec<(u8, Bytes)>,
     keep_from: u64,
+    lost: u64,
     _under_way: Arc<()>,
 }
 
 impl Rewrite {
+    /// The last failed flush that this makes up for: to be told to [`Store::on_rewritten`] once it is written.
+    #[must_use]
+    pub(crate) fn mends(&self) -> u64 {
+        self.lost
+    }
+
     /// Writes, then removes what is no longer needed, and says how many segments those were. Stopping in the middle
     /// loses nothing.
     ///
     /// # Errors
     /// As [`Journal::append`] and [`Journal::remove_before`].
-    pub async fn write(self, deadline: Deadline) -> Result<usize, JournalError> {
+    pub(crate) async fn write(self, deadline: Deadline) -> Result<usize, JournalError> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         for (kind, payload) in self.entries {
             bytes += record_bytes(payload.len());
@@ -770,6 +811,36 @@ mod tests {
         let (store, opened) = open(&second, &disk, clock_after_restart(0)).await.unwrap();
         assert_eq!(opened.recovered.damage.len(), 1);
         assert_eq!(store.records().len(), 19);
+        second.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_flush_lost_is_written_anew() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        store.insert(provider(1, 1, 1), &sender(), clock(0)).unwrap();
+        // As after a full disk: nobody wrote it.
+        drop(store.flush());
+        store.on_lost();
+        assert!(!store.is_whole() && store.flush().is_empty());
+        let rewrite = store.rewrite(clock(1)).unwrap();
+        let mends = rewrite.mends();
+        // Another one fails meanwhile, which this rewrite does not make up for.
+        store.on_lost();
+        rewrite.write(soon()).await.unwrap();
+        store.on_rewritten(mends);
+        assert!(!store.is_whole());
+        let rewrite = store.rewrite(clock(2)).unwrap();
+        store.on_rewritten(rewrite.mends());
+        assert!(store.is_whole());
+        rewrite.write(soon()).await.unwrap();
+        assert!(store.rewrite(clock(3)).is_none(), "nothing to gain");
+        drop(store);
+        first.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+        let second = host();
+        let (_, opened) = open(&second, &disk, clock_after_restart(4)).await.unwrap();
+        assert_eq!(opened.records, 1);
         second.shutdown().await;
     }
 

@@ -24,7 +24,7 @@ impl Net {
     async fn of(count: usize) -> Net {
         let mut net = Net { nodes: Vec::new() };
         for _ in 0..count {
-            net.add();
+            net.add().await;
         }
         for (dht, _) in &net.nodes {
             ready(dht).await;
@@ -32,13 +32,13 @@ impl Net {
         net
     }
 
-    fn add(&mut self) -> usize {
+    async fn add(&mut self) -> usize {
         let host = Supervisor::new("node");
         let endpoint =
             Endpoint::builder(Identity::generate().unwrap()).listen("127.0.0.1:0".parse().unwrap());
         let endpoint = endpoint.start(&host).unwrap();
         let seeds: Vec<Contact> = self.nodes.first().map(|(dht, _)| dht.contact()).into_iter().collect();
-        let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).unwrap();
+        let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).await.unwrap();
         self.nodes.push((dht, host));
         self.nodes.len() - 1
     }

@@ -1,8 +1,8 @@
 //! What is looked for, and who is asked.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
-use ron_core::{ContentId, Distance, NodeId};
+use ron_core::{ContentId, Distance, IdError, NodeId};
 
 /// A point in the key space, where nodes and content have their places.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +46,26 @@ impl From<ContentId> for Key {
     }
 }
 
+/// As 64 lowercase hex digits.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Reads 64 lowercase hex digits, or the name of some content as `b3:` and digits or as a CID.
+impl FromStr for Key {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        if text.len() == 64 {
+            text.parse::<NodeId>().map(Key::from)
+        } else {
+            ContentId::parse_any(text).map(Key::from)
+        }
+    }
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({:02x}{:02x}{:02x}{:02x}…)", self.0[0], self.0[1], self.0[2], self.0[3])
@@ -59,4 +79,21 @@ pub struct Contact {
     pub id: NodeId,
     /// Where, the best first.
     pub addrs: Arc<[SocketAddr]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_in_three_spellings() {
+        let content = ContentId::of(b"content");
+        let key = Key::from(content);
+        assert_eq!(key.to_string().parse(), Ok(key));
+        assert_eq!(content.to_string().parse(), Ok(key));
+        assert_eq!(content.to_cid().parse(), Ok(key));
+        for wrong in ["", "b3:", "x", &key.to_string().to_uppercase(), &key.to_string()[1..]] {
+            assert!(wrong.parse::<Key>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -183,6 +183,21 @@ pub enum Reason {
     Canceled,
 }
 
+impl Reason {
+    /// In one word, for counters and for programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Complete => "complete",
+            Reason::Enough => "enough",
+            Reason::Hops => "hops",
+            Reason::Requests => "requests",
+            Reason::Deadline => "deadline",
+            Reason::Canceled => "canceled",
+        }
+    }
+}
+
 /// What a search came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {

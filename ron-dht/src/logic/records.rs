@@ -385,7 +385,7 @@ impl Records {
     }
 
     /// When the next record is to be forgotten.
-    #[must_use]
+    #[cfg(test)]
     pub fn wake_at(&self) -> Option<Duration> {
         self.by_expiry.first().map(|(expires, _)| *expires)
     }
@@ -417,7 +417,7 @@ impl Records {
     }
 
     /// Whether there are none.
-    #[must_use]
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.total.records == 0
     }
@@ -432,12 +432,6 @@ impl Records {
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         self.total.bytes - self.total.records * RECORD_OVERHEAD
-    }
-
-    /// How addresses are judged.
-    #[must_use]
-    pub fn policy(&self) -> AddressPolicy {
-        self.policy
     }
 
     /// Finds room for a row that is not among the others: within the limits, or in the place of one that belongs to

@@ -120,8 +120,20 @@ impl Schedule {
         self.turns.iter().take_while(|(due, _)| *due <= unix_secs).take(limit).map(|(_, key)| *key).collect()
     }
 
-    /// When the next turn is.
+    /// Whether the key is one of ours.
     #[must_use]
+    pub fn contains(&self, key: &Key) -> bool {
+        self.keys.contains_key(key)
+    }
+
+    /// Whether the key should be said now: its turn has come, or it is none of ours yet.
+    #[must_use]
+    pub fn is_due(&self, key: &Key, unix_secs: u64) -> bool {
+        self.keys.get(key).is_none_or(|entry| entry.due <= unix_secs)
+    }
+
+    /// When the next turn is.
+    #[cfg(test)]
     pub fn wake_at(&self) -> Option<u64> {
         self.turns.first().map(|(due, _)| *due)
     }
@@ -146,7 +158,7 @@ impl Schedule {
     }
 
     /// Whether there are none.
-    #[must_use]
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -203,7 +215,9 @@ mod tests {
     #[test]
     fn a_new_key_is_due_at_once_and_then_once_a_cycle() {
         let mut schedule = schedule();
+        assert!(schedule.is_due(&key(1, 1), START) && !schedule.contains(&key(1, 1)));
         assert!(schedule.add(key(1, 1)) && !schedule.add(key(1, 1)));
+        assert!(schedule.is_due(&key(1, 1), START) && schedule.contains(&key(1, 1)));
         let (mut now, mut times) = (START, Vec::new());
         while now < START + 5 * CYCLE {
             if schedule.due(now, 9) == [key(1, 1)] {
@@ -305,6 +319,7 @@ mod tests {
         assert_eq!(schedule.lag_secs(START), 0);
         schedule.on_published(&key(1, 0), 1, START);
         let due = schedule.wake_at().unwrap();
+        assert!(!schedule.is_due(&key(1, 0), due - 1) && schedule.is_due(&key(1, 0), due));
         assert_eq!((schedule.lag_secs(due - 5), schedule.lag_secs(due + 90)), (0, 90));
     }
 

@@ -4,11 +4,11 @@
 //! all nodes that share more leading bits with the key than the farthest of the k does are among the k. Call that
 //! corner covered. It has fewer than k nodes, and the corner one bit wider has at least k. For every key in the wider
 //! corner the k closest nodes are in it too, so once all of it is covered, by a few more lookups, every key in it is
-//! assigned without a lookup of its own, and exactly. Lookups are not perfect, so corners are made to overlap. The number of lookups then depends on the number of nodes and
-//! not on the number of keys.
+//! assigned without a lookup of its own, and exactly. Lookups are not perfect, so corners are made to overlap. The number of lookups then depends on the number of
+//! nodes and not on the number of keys.
 //!
 //! A [`Sweep`] cuts the keys into regions by the estimated size of the network, so that several can be explored at
-//! once and a sweep that was interrupted goes on where it was. The estimate decides how work is shared out and not
+//! once and a sweep that is interrupted loses no more than those it was at. The estimate decides how work is shared out and not
 //! what is right: a [`Region`] explores until it knows enough, however many nodes turn up.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,21 +98,6 @@ impl Corner {
     }
 }
 
-/// How far a sweep has come: what is worth writing down, and enough to go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Every key below this one has been dealt with. `None` once all have been.
-    pub next: Option<Key>,
-    /// Keys that were assigned to nodes.
-    pub done: usize,
-    /// Keys that were given up for this time.
-    pub left: usize,
-    /// Keys in all.
-    pub total: usize,
-    /// Lookups made.
-    pub lookups: usize,
-}
-
 /// Many keys on their way to those who keep them.
 #[derive(Debug, Clone)]
 pub struct Sweep {
@@ -122,11 +107,6 @@ pub struct Sweep {
     region_bits: u32,
     /// The first key that no region has been made of.
     at: usize,
-    /// The first keys of the regions under way.
-    running: BTreeSet<Key>,
-    done: usize,
-    left: usize,
-    lookups: usize,
 }
 
 impl Sweep {
@@ -137,65 +117,17 @@ impl Sweep {
         keys.dedup();
         let k = k.max(1);
         let regions = (network_size / k.saturating_mul(REGION_NODES)).min(keys.len() / REGION_KEYS);
-        Sweep {
-            keys,
-            k,
-            region_bits: regions.max(1).ilog2(),
-            at: 0,
-            running: BTreeSet::new(),
-            done: 0,
-            left: 0,
-            lookups: 0,
-        }
+        Sweep { keys, k, region_bits: regions.max(1).ilog2(), at: 0 }
     }
 
-    /// As [`new`](Self::new), going on where an earlier one was when it wrote its [`progress`](Self::progress).
-    #[must_use]
-    pub fn resume(keys: Vec<Key>, k: usize, network_size: usize, progress: &Progress) -> Self {
-        let mut sweep = Self::new(keys, k, network_size);
-        sweep.at = match progress.next {
-            Some(next) => sweep.keys.partition_point(|key| *key < next),
-            None => sweep.keys.len(),
-        };
-        sweep.left = progress.left.min(sweep.at);
-        sweep.done = sweep.at - sweep.left;
-        sweep.lookups = progress.lookups;
-        sweep
-    }
-
-    /// The next region to explore. Any number may be under way at once.
+    /// The next region to explore; `None` when there is none left. Any number may be under way at once.
     pub fn next_region(&mut self) -> Option<Region> {
         let first = *self.keys.get(self.at)?;
         let corner = Corner::around(first.as_bytes(), self.region_bits);
         let until = corner.range_of(&self.keys).end;
         let keys = self.keys[self.at..until].to_vec();
         self.at = until;
-        self.running.insert(first);
         Some(Region::new(keys, self.k))
-    }
-
-    /// Takes back a region whose records have been sent, or that was given up.
-    pub fn on_done(&mut self, region: &Region) {
-        if let Some(first) = region.keys.first() {
-            if self.running.remove(first) {
-                self.lookups += region.lookups;
-                self.done += region.next;
-                self.left += region.keys.len() - region.next;
-            }
-        }
-    }
-
-    /// How far it has come.
-    #[must_use]
-    pub fn progress(&self) -> Progress {
-        let next = self.running.first().or_else(|| self.keys.get(self.at)).copied();
-        Progress { next, done: self.done, left: self.left, total: self.keys.len(), lookups: self.lookups }
-    }
-
-    /// Whether everything has been dealt with.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.at == self.keys.len() && self.running.is_empty()
     }
 }
 
@@ -356,12 +288,6 @@ impl Region {
             .filter_map(|(id, keys)| self.known.get(&id).map(|peer| Assigned { peer: peer.clone(), keys }))
             .collect()
     }
-
-    /// The keys that were given up for this time.
-    #[must_use]
-    pub fn left(&self) -> &[Key] {
-        &self.keys[self.next..]
-    }
 }
 
 /// The `k` of the sorted `nodes` that are closest to `key`. They are in the narrowest corner around it that has as
@@ -442,7 +368,9 @@ mod tests {
 
     struct Swept {
         lookups: usize,
-        progress: Progress,
+        /// Keys that were assigned, and keys that were given up.
+        done: usize,
+        left: usize,
         given: HashMap<Key, Vec<NodeId>>,
     }
 
@@ -463,6 +391,7 @@ mod tests {
     fn sweep(network: &mut Network, keys: &[Key], estimate: usize) -> Swept {
         let mut sweep = Sweep::new(keys.to_vec(), K, estimate);
         let (mut lookups, mut given): (_, HashMap<_, Vec<_>>) = (0, HashMap::new());
+        let (mut done, mut left) = (0, 0);
         while let Some(mut region) = sweep.next_region() {
             while let Some(target) = region.poll() {
                 lookups += 1;
@@ -473,12 +402,10 @@ mod tests {
                     given.entry(key).or_default().push(peer.id);
                 }
             }
-            sweep.on_done(&region);
+            done += region.next;
+            left += region.keys().len() - region.next;
         }
-        assert!(sweep.is_idle());
-        let progress = sweep.progress();
-        assert_eq!((progress.lookups, progress.next), (lookups, None));
-        Swept { lookups, progress, given }
+        Swept { lookups, done, left, given }
     }
 
     #[test]
@@ -498,7 +425,7 @@ mod tests {
             // As many as there are nodes to find, not keys to bring: here 0.2 % of one for each key.
             assert!(swept.lookups * 5 <= nodes, "{}", swept.lookups);
             assert!(recall >= at_least, "{recall}");
-            assert_eq!((swept.progress.done, swept.progress.left), (keys.len(), 0));
+            assert_eq!((swept.done, swept.left), (keys.len(), 0));
             assert!(swept.given.len() == keys.len() && swept.given.values().all(|nodes| nodes.len() == K));
         }
     }
@@ -553,35 +480,6 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_sweep_goes_on() {
-        let mut network = Network::new(1000, 0.0, 10);
-        let keys = random_keys(5000, &mut fastrand::Rng::with_seed(11));
-        let mut first = Sweep::new(keys.clone(), K, 1000);
-        let mut regions: Vec<_> = (0..3).map(|_| first.next_region().unwrap()).collect();
-        for region in &mut regions {
-            while let Some(target) = region.poll() {
-                region.on_found(&target, &network.look_up(&target), true);
-            }
-        }
-        // The second is still under way when the process ends: everything from there on is done again.
-        first.on_done(&regions[0]);
-        first.on_done(&regions[2]);
-        let progress = first.progress();
-        assert_eq!(progress.next, Some(regions[1].keys()[0]));
-        assert_eq!(progress.done, regions[0].keys().len() + regions[2].keys().len());
-
-        let mut second = Sweep::resume(keys.clone(), K, 1000, &progress);
-        assert_eq!(second.progress().done, regions[0].keys().len());
-        let mut swept = regions[0].keys().len();
-        while let Some(region) = second.next_region() {
-            swept += region.keys().len();
-            second.on_done(&region);
-        }
-        assert_eq!(swept, keys.len());
-        assert!(Sweep::resume(keys, K, 1000, &Progress::default()).is_idle());
-    }
-
-    #[test]
     fn a_region_that_fails_is_left_for_the_next_time() {
         let keys = random_keys(100, &mut fastrand::Rng::with_seed(12));
         let mut sweep = Sweep::new(keys, K, 10);
@@ -595,11 +493,9 @@ mod tests {
             region.on_found(&target, &[], false);
         }
         assert_eq!(asked, FAILURES_MAX);
-        assert_eq!(region.left().len(), 100);
+        assert_eq!((region.next, region.keys().len()), (0, 100));
         assert!(region.assign().is_empty());
-        sweep.on_done(&region);
-        sweep.on_done(&region);
-        assert_eq!((sweep.progress().left, sweep.progress().done, sweep.is_idle()), (100, 0, true));
+        assert!(sweep.next_region().is_none());
     }
 
     #[test]
@@ -613,10 +509,8 @@ mod tests {
                 asked += 1;
                 region.on_found(&target, &network.look_up(&target)[..5], false);
             }
-            sweep.on_done(&region);
         }
         assert!(asked <= 8 * FAILURES_MAX);
-        assert!(sweep.is_idle());
     }
 
     #[test]
@@ -662,9 +556,7 @@ mod tests {
                     region.on_found(&target, &found, is_complete);
                 }
                 let _ = region.assign();
-                sweep.on_done(&region);
-            }
-            prop_assert!(sweep.is_idle());
+                }
         }
     }
 }

@@ -1,6 +1,12 @@
 //! Whole nodes on a simulated network: made, killed, added, and asked who is really nearest to what.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use ron_core::{Metrics, NodeId, Stopped, Supervisor, net::Identity};
 
@@ -189,6 +195,9 @@ impl Testnet {
         let builder = Dht::builder().settings(settings).seed(self.rng.u64(..)).seeds(self.seeds());
         let net = self.net.clone();
         let started = builder.start_on(identity, &host, |answers, _| Ok(Arc::new(net.join(id, answers))));
+        // Only a disk is waited for, and there is none.
+        let started = std::pin::pin!(started).poll(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(started) = started else { unreachable!("a node without a disk starts at once") };
         let dht = started.expect("the settings make sense");
         self.members.push(Member { id, running: Some((dht, host)) });
         if is_server {

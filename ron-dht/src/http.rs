@@ -1,0 +1,401 @@
+//! Status and searches over HTTP, as routers without absolute paths for the host's own server (feature `http`).
+//!
+//! | Route | Answer |
+//! |---|---|
+//! | `GET /status` | who the node is, how full its table and its store are, whether it is ready and if not why |
+//! | `GET /peers` | the routing table |
+//! | `GET /find_node/{key}?timeout_ms=` | the peers nearest to a key, and how they were found |
+//! | `GET /providers/{key}?limit=&timeout_ms=` | those who provide a key; with `accept: application/x-ndjson` one a line, as they are found, and the verdict last |
+//! | `POST /provide/{key}` | says that this node provides a key; with [`mutations`] |
+//! | `DELETE /provide/{key}` | takes it back; with [`mutations`] |
+//!
+//! A key is 64 hex digits, or the name of some content as `b3:…` or as a CID. What is refused is answered as
+//! `application/problem+json`, see [`ron_core::http::Problem`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ron_core::auth::Authorizer;
+//! use ron_dht::{Dht, http};
+//!
+//! fn routes(dht: &Dht, authorizer: Arc<dyn Authorizer>) -> axum::Router {
+//!     axum::Router::new().nest("/dht", http::router(dht).merge(http::mutations(dht, authorizer)))
+//! }
+//! ```
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Path, Request, State},
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use http::{HeaderValue, StatusCode, header};
+use ron_core::{
+    Deadline, NodeId,
+    auth::Authorizer,
+    http::{Guard, Json, Problem},
+    net::BoxFuture,
+};
+use serde::Serialize;
+
+use crate::{Contact, Dht, DhtError, Entry, Found, Key, Provider, Published, Verdict};
+
+/// Requests in work at once. Searches are bounded by the lookup pool as well; these wait for it.
+const IN_FLIGHT: u32 = 256;
+
+/// What a search may take if the request does not say.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a request may ask for at most.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// Providers that are enough if the request does not say, and at most.
+const LIMIT: NonZeroUsize = NonZeroUsize::new(20).expect("not zero");
+const LIMIT_MAX: usize = 256;
+
+const NDJSON: &str = "application/x-ndjson";
+
+/// The routes that change nothing.
+pub fn router(dht: &Dht) -> Router {
+    let guard = Guard::new("dht_http").in_flight(IN_FLIGHT).metrics(&dht.node.metrics);
+    Router::new()
+        .route("/status", get(status))
+        .route("/peers", get(peers))
+        .route("/find_node/{key}", get(find_node))
+        .route("/providers/{key}", get(providers))
+        .route_layer(guard)
+        .with_state(dht.clone())
+}
+
+/// The routes that change something, for those whom `authorizer` allows `dht.provide`.
+pub fn mutations(dht: &Dht, authorizer: Arc<dyn Authorizer>) -> Router {
+    let guard = Guard::new("dht_provide").in_flight(IN_FLIGHT).metrics(&dht.node.metrics);
+    Router::new()
+        .route("/provide/{key}", post(provide).delete(withdraw))
+        .route_layer(guard.require(authorizer, "dht.provide"))
+        .with_state(dht.clone())
+}
+
+#[derive(Serialize)]
+struct StatusBody {
+    id: String,
+    addrs: Vec<SocketAddr>,
+    peers: usize,
+    buckets: usize,
+    network_size: Option<f64>,
+    ready: ReadyBody,
+    records: usize,
+    record_bytes: usize,
+    provided: usize,
+    provide_lag_seconds: u64,
+    waiting: usize,
+}
+
+#[derive(Serialize)]
+struct ReadyBody {
+    reads: bool,
+    writes: bool,
+    /// The gates that are closed, and why.
+    closed: Vec<ClosedBody>,
+}
+
+#[derive(Serialize)]
+struct ClosedBody {
+    gate: String,
+    reason: String,
+}
+
+#[derive(Serialize)]
+struct ContactBody {
+    id: String,
+    addrs: Vec<SocketAddr>,
+}
+
+#[derive(Serialize)]
+struct PeerBody {
+    #[serde(flatten)]
+    contact: ContactBody,
+    /// How fast it answers, smoothed.
+    rtt_ms: Option<f64>,
+    /// Whether it has failed to answer too often to be named to others.
+    silent: bool,
+}
+
+#[derive(Serialize)]
+struct ProviderBody {
+    id: String,
+    addrs: Vec<SocketAddr>,
+    seq: u64,
+}
+
+#[derive(Serialize)]
+struct VerdictBody {
+    reason: &'static str,
+    found: usize,
+    hops: u8,
+    rpcs: usize,
+    hedges: usize,
+}
+
+#[derive(Serialize)]
+struct ClosestBody {
+    key: String,
+    peers: Vec<ContactBody>,
+    verdict: VerdictBody,
+}
+
+#[derive(Serialize)]
+struct ProvidersBody {
+    key: String,
+    providers: Vec<ProviderBody>,
+    verdict: Option<VerdictBody>,
+}
+
+#[derive(Serialize)]
+struct PublishedBody {
+    key: String,
+    kept: usize,
+    asked: usize,
+}
+
+impl From<&Contact> for ContactBody {
+    fn from(contact: &Contact) -> Self {
+        ContactBody { id: contact.id.to_string(), addrs: contact.addrs.to_vec() }
+    }
+}
+
+impl From<&Entry> for PeerBody {
+    fn from(entry: &Entry) -> Self {
+        PeerBody {
+            contact: ContactBody::from(&entry.contact),
+            rtt_ms: entry.rtt.mean().map(|mean| mean.as_secs_f64() * 1e3),
+            silent: entry.is_silent(),
+        }
+    }
+}
+
+impl From<Provider> for ProviderBody {
+    fn from(provider: Provider) -> Self {
+        ProviderBody { id: provider.id.to_string(), addrs: provider.addrs, seq: provider.seq }
+    }
+}
+
+impl From<&Verdict> for VerdictBody {
+    fn from(verdict: &Verdict) -> Self {
+        let Verdict { reason, found, hops, rpcs, hedges, .. } = *verdict;
+        VerdictBody { reason: reason.name(), found, hops, rpcs, hedges }
+    }
+}
+
+async fn status(State(dht): State<Dht>) -> Json<StatusBody> {
+    let (status, ready) = (dht.status(), dht.ready());
+    let closed = ready.gates.iter().filter_map(|gate| {
+        let reason = gate.reason.as_ref()?.to_string();
+        Some(ClosedBody { gate: gate.name.to_string(), reason })
+    });
+    Json(StatusBody {
+        id: status.id.to_string(),
+        addrs: status.addrs,
+        peers: status.peers,
+        buckets: status.buckets,
+        network_size: status.network_size,
+        ready: ReadyBody { reads: ready.reads, writes: ready.writes, closed: closed.collect() },
+        records: status.records,
+        record_bytes: status.record_bytes,
+        provided: status.provided,
+        provide_lag_seconds: status.provide_lag.as_secs(),
+        waiting: status.waiting,
+    })
+}
+
+async fn peers(State(dht): State<Dht>) -> Json<Vec<PeerBody>> {
+    let own: NodeId = dht.node_id();
+    let mut peers = dht.peers();
+    peers.sort_by_key(|entry| own.distance(&entry.contact.id));
+    Json(peers.iter().map(PeerBody::from).collect())
+}
+
+async fn find_node(
+    State(dht): State<Dht>,
+    Path(key): Path<String>,
+    request: Request,
+) -> Result<Json<ClosestBody>, Problem> {
+    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
+    let closest = dht.find_node(key, asked.deadline).await?;
+    Ok(Json(ClosestBody {
+        key: key.to_string(),
+        peers: closest.peers.iter().map(ContactBody::from).collect(),
+        verdict: VerdictBody::from(&closest.verdict),
+    }))
+}
+
+async fn providers(
+    State(dht): State<Dht>,
+    Path(key): Path<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (key, asked) = (parse(&key)?, Asked::of(&request, true)?);
+    let mut found = dht.find_providers(key, asked.limit, asked.deadline)?;
+    // The first before the head of the answer: a search that never ran is a refusal and not an empty list.
+    let first = found.next().await?;
+    if asked.is_streamed {
+        let lines = Lines { first, next: Next::Idle(Box::new(found)) };
+        let mut response = Response::new(Body::new(lines));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON));
+        return Ok(response);
+    }
+    let mut providers: Vec<ProviderBody> = first.into_iter().map(ProviderBody::from).collect();
+    while let Some(provider) = found.next().await? {
+        providers.push(provider.into());
+    }
+    let verdict = found.verdict().map(VerdictBody::from);
+    Ok(Json(ProvidersBody { key: key.to_string(), providers, verdict }).into_response())
+}
+
+async fn provide(
+    State(dht): State<Dht>,
+    Path(key): Path<String>,
+    request: Request,
+) -> Result<Json<PublishedBody>, Problem> {
+    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
+    Ok(published(key, &dht.provide(key, asked.deadline).await?))
+}
+
+async fn withdraw(
+    State(dht): State<Dht>,
+    Path(key): Path<String>,
+    request: Request,
+) -> Result<Json<PublishedBody>, Problem> {
+    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
+    Ok(published(key, &dht.withdraw(key, asked.deadline).await?))
+}
+
+fn published(key: Key, published: &Published) -> Json<PublishedBody> {
+    Json(PublishedBody { key: key.to_string(), kept: published.kept, asked: published.asked })
+}
+
+fn parse(key: &str) -> Result<Key, Problem> {
+    let refused = |error: ron_core::IdError| {
+        Problem::new(StatusCode::BAD_REQUEST, "bad_key", "this is no key")
+            .detail(error.to_string())
+            .hint("64 hex digits, `b3:` and 64 hex digits, or a CIDv1 of raw bytes and BLAKE3")
+    };
+    key.parse().map_err(refused)
+}
+
+/// What a request says beside the key.
+struct Asked {
+    deadline: Deadline,
+    limit: NonZeroUsize,
+    is_streamed: bool,
+}
+
+impl Asked {
+    fn of(request: &Request, has_limit: bool) -> Result<Self, Problem> {
+        let bad = |what: &str| {
+            Problem::new(StatusCode::BAD_REQUEST, "bad_query", "a parameter is not what it should be")
+                .detail(what)
+        };
+        let (mut timeout, mut limit) = (TIMEOUT, LIMIT);
+        for part in request.uri().query().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            match name {
+                "timeout_ms" => {
+                    let millis: u64 = value.parse().map_err(|_| bad("timeout_ms is a number"))?;
+                    timeout = Duration::from_millis(millis).min(TIMEOUT_MAX);
+                }
+                "limit" if has_limit => {
+                    let parsed: NonZeroUsize =
+                        value.parse().map_err(|_| bad("limit is a number above zero"))?;
+                    limit = parsed.min(const { NonZeroUsize::new(LIMIT_MAX).expect("not zero") });
+                }
+                _ => return Err(bad("an unknown parameter")),
+            }
+        }
+        let deadline = Deadline::after(timeout);
+        // The server's own patience counts too.
+        let deadline =
+            request.extensions().get::<Deadline>().map_or(deadline, |outer| (*outer).min(deadline));
+        let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        let is_streamed = accept.is_some_and(|accept| accept.contains(NDJSON));
+        Ok(Asked { deadline, limit, is_streamed })
+    }
+}
+
+/// Providers, one a line, and the verdict last. Dropping it calls the search off.
+struct Lines {
+    first: Option<Provider>,
+    next: Next,
+}
+
+type NextProvider = Result<Option<Provider>, DhtError>;
+
+enum Next {
+    Idle(Box<Found>),
+    Running(BoxFuture<'static, (Box<Found>, NextProvider)>),
+    Over,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum LastLine<'a> {
+    Verdict(Option<VerdictBody>),
+    Error(&'a str),
+}
+
+impl http_body::Body for Lines {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(line(&ProviderBody::from(first)))));
+        }
+        loop {
+            match std::mem::replace(&mut this.next, Next::Over) {
+                Next::Over => return Poll::Ready(None),
+                Next::Idle(mut found) => {
+                    this.next = Next::Running(Box::pin(async move {
+                        let next = found.next().await;
+                        (found, next)
+                    }));
+                }
+                Next::Running(mut running) => {
+                    let Poll::Ready((found, next)) = running.as_mut().poll(cx) else {
+                        this.next = Next::Running(running);
+                        return Poll::Pending;
+                    };
+                    let frame = match next {
+                        Ok(Some(provider)) => {
+                            this.next = Next::Idle(found);
+                            line(&ProviderBody::from(provider))
+                        }
+                        Ok(None) => line(&LastLine::Verdict(found.verdict().map(VerdictBody::from))),
+                        Err(error) => line(&LastLine::Error(&error.to_string())),
+                    };
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+            }
+        }
+    }
+}
+
+fn line(body: &impl Serialize) -> http_body::Frame<Bytes> {
+    let mut line = serde_json::to_vec(body).expect("strings and numbers can be written");
+    line.push(b'\n');
+    http_body::Frame::data(line.into())
+}

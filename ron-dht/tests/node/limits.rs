@@ -1,0 +1,311 @@
+//! Every limit says no in its own words and counts it, and what can change while a node runs does.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use ron_core::{ConfigError, Deadline, Event as Told, GateLimits, TaskSpec, net::Identity, now};
+use ron_dht::{
+    Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings,
+    network::{Answer, Outcome, Request},
+};
+
+use super::world::{Counts, World, host, id, key, soon};
+
+const CALLER: TaskSpec = TaskSpec::new("test", "caller");
+const ONE: NonZeroUsize = NonZeroUsize::MIN;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A node was ready before anybody was in its table: the first search found nobody to ask and took the network for
+/// empty, for which an empty table is enough. Ready is now said of a table that was filled.
+#[tokio::test(start_paused = true)]
+async fn ready_means_that_the_table_is_filled() {
+    let (world, host) = (World::of(200), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    assert!(dht.peers().len() > 60, "{}", dht.peers().len());
+    let size = dht.network_size().unwrap();
+    assert!((100.0..400.0).contains(&size), "{size}");
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_and_after_its_life_a_node_is_not_ready() {
+    let (world, host, counts) = (World::of(0), host(), Counts::new());
+    let settings = Settings { drain: 2 * SECOND, ..Settings::default() };
+    let builder = Dht::builder().settings(settings).metrics(counts.metrics());
+    let dht = world.node(1000, &host, builder).await;
+    let alone = dht.find_node(key(1), soon()).await.unwrap_err();
+    assert_eq!(alone, DhtError::NotReady { gate: "dht.seeds" });
+    assert!(alone.is_retryable());
+    assert_eq!(dht.provide_many([key(1)], soon()).unwrap_err(), alone);
+    assert_eq!(counts.get("not_ready_total{phase=\"bootstrap\"}"), 2);
+
+    // Something that takes a while keeps it draining.
+    world.add(40);
+    for number in 0..5 {
+        let listening = super::world::contact(&id(number)).addrs.to_vec();
+        world.ask(dht.node_id(), id(number), Request::Ping { listening }).await.unwrap();
+    }
+    tokio::time::sleep(70 * SECOND).await;
+    super::world::ready(&dht).await;
+    world.silence_storage();
+    let busy = dht.clone();
+    host.spawn(CALLER, |_| async move { drop(busy.provide(key(1), soon()).await) });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let stopping = dht.clone();
+    let draining = host.spawn(CALLER, |_| async move { drop(stopping.shutdown().await) });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(dht.find_node(key(1), soon()).await.unwrap_err(), DhtError::NotReady { gate: "dht tasks" });
+    let refused = world.ask(dht.node_id(), id(1), Request::FindNode { target: key(1) }).await.unwrap_err();
+    assert_eq!(refused.code, ron_core::net::oap::Code::Unavailable);
+    assert_eq!(counts.get("not_ready_total{phase=\"drain\"}"), 2);
+    assert!(!dht.ready().reads);
+    draining.ended().await;
+    assert_eq!(dht.find_node(key(1), soon()).await.unwrap_err(), DhtError::Canceled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queues_are_measured_and_tasks_are_counted() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let settings = Settings { workers: ONE, work_lane: 4, drain: SECOND / 5, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    assert_eq!(counts.get("tasks_spawned_total{kind=\"lookup\"}"), 1);
+    assert!(counts.get("tasks_spawned_total{kind=\"bucket_writer\"}") >= 4);
+    for kind in ["bootstrapper", "republisher", "keeper", "pinger"] {
+        assert_eq!(counts.get(&format!("tasks_spawned_total{{kind=\"{kind}\"}}")), 1);
+    }
+    assert_eq!(counts.get("queue_depth{queue=\"route\"}"), 0);
+    assert!(counts.get("queue_capacity{queue=\"route\"}") >= 1024);
+
+    world.silence_storage();
+    let mut calls = Vec::new();
+    for number in 0..3 {
+        let dht = dht.clone();
+        calls.push(host.spawn(CALLER, move |_| async move {
+            let failed = dht.provide(key(number), soon()).await.unwrap_err();
+            assert_eq!(failed, DhtError::Canceled);
+        }));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(counts.get("queue_depth{queue=\"work\"}"), 2);
+    assert_eq!(dht.status().waiting, 2);
+    // Waiting for a worker is part of the budget.
+    let late = dht.find_node(key(9), Deadline::after(SECOND / 10)).await.unwrap_err();
+    assert_eq!(late, DhtError::Timeout { op: "find_node" });
+    assert_eq!(counts.get("io_timeouts_total{op=\"find_node\"}"), 1);
+    // One is at work beyond the drain, the others wait.
+    let stopped = dht.shutdown().await;
+    assert_eq!(stopped.aborted, 1);
+    assert_eq!(counts.get("tasks_aborted_total{kind=\"lookup\"}"), 1);
+    assert!(counts.get("tasks_canceled_total{kind=\"bootstrapper\"}") == 1);
+    for call in calls {
+        call.ended().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_call_stops_its_search() {
+    let (world, host, counts) = (World::of(100), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    world.latency(SECOND / 5);
+    let found = tokio::time::timeout(SECOND / 2, dht.find_node(key(1), soon())).await;
+    assert!(found.is_err());
+    tokio::time::sleep(SECOND / 10).await;
+    let asked = world.asked(2);
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(world.asked(2), asked);
+    assert_eq!(counts.get("tasks_canceled_total{kind=\"lookup\"}"), 1);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_busy_are_asked_again_and_only_what_may_be_asked_twice() {
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    world.busy(1);
+    let began = now();
+    let closest = dht.find_node(key(1), soon()).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(50));
+    assert!(!closest.peers.is_empty());
+    let retries = counts.get("backoff_retries_total{op=\"find_node\"}");
+    // The budget lets a handful through and no storm.
+    assert!((1..=20).contains(&retries), "{retries}");
+
+    world.busy(0);
+    tokio::time::sleep(60 * SECOND).await;
+    world.busy_storage(true);
+    let asked = world.asked(4);
+    let refused = dht.provide(key(1), soon()).await.unwrap_err();
+    assert_eq!(refused, DhtError::NotKept { asked: 20 });
+    assert_eq!(world.asked(4) - asked, 20, "each of them once");
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_silent_are_hedged_and_the_losers_canceled() {
+    let (world, host, counts) = (World::of(200), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    world.silence(world.peers().into_iter().step_by(4));
+    for number in 0..5 {
+        let began = now();
+        let closest = dht.find_node(key(number), soon()).await.unwrap();
+        assert_eq!(closest.verdict.reason, Reason::Complete);
+        assert!(began.elapsed() < 5 * SECOND);
+    }
+    let (spawned, canceled) = (counts.get("hedge_spawned_total"), counts.get("hedge_canceled_total"));
+    assert!(spawned > 0 && canceled <= spawned, "{spawned} {canceled}");
+    assert!(canceled > 0, "{spawned} {canceled}");
+    assert_eq!(
+        counts.get("lookups_total{reason=\"complete\"}") as usize,
+        counts.get("lookup_seconds_count") as usize
+    );
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bucket_that_cannot_keep_up_costs_news_and_no_time() {
+    let (world, host, counts) = (World::of(200), host(), Counts::new());
+    let settings = Settings { route_lane: 1, route_timeout: Duration::ZERO, ..Settings::default() };
+    world.latency(Duration::ZERO);
+    let dht =
+        world.start(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await.unwrap();
+    tokio::time::sleep(60 * SECOND).await;
+    assert!(counts.get("route_dropped_total") > 0);
+    assert!(dht.find_node(key(1), soon()).await.is_ok());
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_subscriber_is_told_what_it_missed() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let settings = Settings { events_lane: 2, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    let mut events = dht.events();
+    for number in 0..5 {
+        dht.provide(key(number), soon()).await.unwrap();
+    }
+    assert_eq!(events.recv().await, Some(Told::Missed(3)));
+    assert_eq!(counts.get("bus_lagged_total{topic=\"events\"}"), 3);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn introductions_beyond_measure_are_shed() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    for number in 0..400_u64 {
+        let listening = vec!["10.9.9.9:1".parse().unwrap()];
+        let pong = world.ask(dht.node_id(), id(5000 + number), Request::Ping { listening }).await;
+        assert_eq!(pong.unwrap(), Answer::Pong);
+    }
+    let dropped = counts.get("queue_dropped_total{queue=\"pings\"}");
+    assert!((100..=144).contains(&dropped), "{dropped}");
+    host.shutdown().await;
+}
+
+async fn give(world: &World, dht: &Dht, who: u8, what: Key) -> Outcome {
+    let stranger = Identity::from_seed(&[who; 32]);
+    let addrs = ["10.9.9.9:1".parse().unwrap()];
+    let record = ProviderRecord::sign(&stranger, what, &addrs, 1, 3600 * SECOND);
+    let request = Request::Provide { records: vec![record.encoded().clone()] };
+    match world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap() {
+        Answer::Provided { results } => results[0],
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn quotas_refuse_and_say_which() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let records =
+        Limits { publisher_records_max: 3, providers_per_key_max: 2, records_max: 6, ..Limits::default() };
+    let settings = Settings { records, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    for number in 0..3 {
+        assert_eq!(give(&world, &dht, 1, key(number)).await, Outcome::Kept);
+    }
+    assert_eq!(give(&world, &dht, 1, key(3)).await, Outcome::Full);
+    assert_eq!(counts.get("quota_reject_total{kind=\"records_per_publisher\"}"), 1);
+    assert_eq!(give(&world, &dht, 2, key(0)).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 3, key(0)).await, Outcome::Full);
+    assert_eq!(counts.get("quota_reject_total{kind=\"records_per_key\"}"), 1);
+    assert_eq!(dht.status().records, 4);
+    // What is not signed by whom it says is no record at all.
+    let mut forged =
+        ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, SECOND).encoded().to_vec();
+    *forged.last_mut().unwrap() ^= 1;
+    let request = Request::Provide { records: vec![forged.into()] };
+    let answer = world.ask(dht.node_id(), id(1), request).await.unwrap();
+    assert_eq!(answer, Answer::Provided { results: vec![Outcome::Invalid] });
+    assert_eq!(counts.get("record_rejects_total{reason=\"record_signature\"}"), 1);
+    assert_eq!(counts.get("requests_total{method=\"provide\"}"), 7);
+    host.shutdown().await;
+}
+
+/// The name of the first setting that would need a restart.
+fn refused(dht: &Dht, change: impl FnOnce(&mut Settings)) -> Option<&'static str> {
+    let mut settings = dht.settings();
+    change(&mut settings);
+    match dht.reload(settings) {
+        Ok(()) => None,
+        Err(DhtError::Config(ConfigError::NeedsRestart { key })) => Some(key),
+        Err(DhtError::Config(ConfigError::OutOfRange { key, .. })) => Some(key),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_change_while_running_does_and_the_rest_is_named() {
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    let before = dht.settings();
+    let one = GateLimits { per_second: 1, burst: 1, in_flight: 1, ..before.total_limits };
+    assert_eq!(refused(&dht, |s| (s.workers, s.peer_limits) = (ONE, one)), Some("workers"));
+    assert_eq!(refused(&dht, |s| s.records.records_max = 1), Some("records"));
+    assert_eq!(refused(&dht, |s| s.republish = SECOND), Some("republish"));
+    assert_eq!(refused(&dht, |s| s.server = false), Some("server"));
+    assert_eq!(refused(&dht, |s| s.drain = SECOND), Some("drain"));
+    assert_eq!(refused(&dht, |s| s.work_lane = 0), Some("work_lane"));
+    assert_eq!(refused(&dht, |s| s.rpc_timeout = Duration::ZERO), Some("rpc_timeout"));
+    assert_eq!(refused(&dht, |s| s.peer_limits.burst = 0), Some("gate.client.burst"));
+    assert_eq!(dht.settings(), before, "a refused change changes nothing");
+
+    // Searches: at most one question.
+    assert_eq!(refused(&dht, |s| s.lookup = LookupSettings { requests_max: 1, ..s.lookup }), None);
+    let short = dht.find_node(key(1), soon()).await.unwrap();
+    assert_eq!((short.verdict.reason, short.verdict.rpcs), (Reason::Requests, 1));
+    // Timeouts: silence is over sooner.
+    world.silence(world.peers());
+    assert_eq!(refused(&dht, |s| (s.lookup, s.rpc_timeout) = (before.lookup, SECOND / 10)), None);
+    let began = now();
+    let nobody = dht.find_node(key(2), Deadline::after(60 * SECOND)).await.unwrap();
+    assert!(nobody.peers.is_empty() && began.elapsed() < 8 * SECOND, "{:?}", began.elapsed());
+    // Limits: one request a second of each peer.
+    assert_eq!(refused(&dht, |s| s.peer_limits = one), None);
+    let ask = || world.ask(dht.node_id(), id(1), Request::FindNode { target: key(1) });
+    assert!(ask().await.is_ok());
+    let fault = ask().await.unwrap_err();
+    assert_eq!(fault.code, ron_core::net::oap::Code::Busy);
+    assert!(fault.retry_after.is_some());
+    assert_eq!(counts.get("quota_reject_total{kind=\"rate\"}"), 1);
+    assert_eq!(counts.get("busy_rejections_total{endpoint=\"dht\"}"), 1);
+    tokio::time::sleep(2 * SECOND).await;
+    assert!(ask().await.is_ok());
+    host.shutdown().await;
+}
+
+/// Workers that die under load: their callers are told, the next ones are served.
+#[tokio::test(start_paused = true)]
+async fn a_search_that_panics_is_an_answer_and_the_worker_lives_on() {
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let settings = Settings { workers: ONE, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    world.panics(true);
+    for number in 0..20 {
+        let failed = dht.find_node(key(number), soon()).await.unwrap_err();
+        assert_eq!(failed, DhtError::Panicked { op: "find_node" });
+    }
+    world.panics(false);
+    assert_eq!(counts.get("tasks_panicked_total{kind=\"lookup\"}"), 20);
+    assert_eq!(dht.find_node(key(1), soon()).await.unwrap().verdict.reason, Reason::Complete);
+    assert!(dht.ready().reads && host.failure().is_none());
+    host.shutdown().await;
+}
