@@ -98,7 +98,7 @@ pub use logic::{
     Contact, Key, Rtt,
     lookup::{Asked, LookupSettings, Outcome, Reason, Verdict},
     records::Limits,
-    signed::{ProviderRecord, RecordError, Signer, Value},
+    signed::{ProviderRecord, Record, RecordError, Signer, Value, Verified},
     table::Entry,
 };
 pub use publish::{Provider, Published};
