@@ -77,11 +77,9 @@ mod handle;
 pub mod http;
 mod inflight;
 mod keeping;
-#[allow(
-    unreachable_pub,
-    reason = "public among the rooms of this crate; what hosts see of it is exported below"
-)]
-mod logic;
+// Public for the fuzz targets and the simulation, and no part of the interface: what hosts see is exported below.
+#[doc(hidden)]
+pub mod logic;
 mod metrics;
 pub mod network;
 mod node;
@@ -100,7 +98,7 @@ pub use logic::{
     Contact, Key, Rtt,
     lookup::{Asked, LookupSettings, Outcome, Reason, Verdict},
     records::Limits,
-    signed::{ProviderRecord, RecordError, Signer, Value},
+    signed::{ProviderRecord, Record, RecordError, Signer, Value, Verified},
     table::Entry,
 };
 pub use publish::{Provider, Published};

@@ -91,7 +91,7 @@ fn submit(data: &[u8]) {
         }
     }
     small.expire(now + 24 * HOUR, usize::MAX);
-    assert!(small.is_empty() && small.bytes() == 0);
+    assert_eq!((small.len(), small.bytes()), (0, 0));
 
     let settle = |steps: &mut dyn Iterator<Item = &(&Verified, Sender, Duration)>| {
         let mut large = Records::new(Limits::default(), AddressPolicy::Public);

@@ -35,13 +35,13 @@ pub struct Limits {
     /// Records of one publisher: a hundred thousand keys must fit even in a network of twenty nodes, where each
     /// node holds all of them.
     pub publisher_records_max: usize,
-    /// Bytes of one publisher, [`RECORD_OVERHEAD`] included.
+    /// Bytes of one publisher, with 384 for each record beside its own.
     pub publisher_bytes_max: usize,
     /// Records in all.
     pub records_max: usize,
-    /// Bytes in all, [`RECORD_OVERHEAD`] included. Lower it where memory is scarce.
+    /// Bytes in all, with 384 for each record beside its own. Lower it where memory is scarce.
     pub bytes_max: usize,
-    /// The longest life, whatever a record asks for. At most [`TTL_MAX`].
+    /// The longest life, whatever a record asks for. At most a day.
     pub ttl_max: Duration,
 }
 

@@ -156,17 +156,17 @@ pub enum Request {
         key: Key,
         /// What about it.
         want: Want,
-        /// How many providers are enough, at most [`PROVIDERS_MAX`].
+        /// How many providers are enough, at most 256.
         limit: u16,
     },
     /// Keep these provider records, encoded.
     Provide {
-        /// At most [`PROVIDE_MAX`]; [`batches`] cuts longer lists.
+        /// At most 512.
         records: Vec<Bytes>,
     },
     /// Keep these values.
     Store {
-        /// At most [`STORE_MAX`].
+        /// At most 24.
         values: Vec<Put>,
     },
 }
@@ -198,14 +198,14 @@ pub enum Answer {
     Pong,
     /// Those it knows that are closest.
     Nodes {
-        /// At most [`CONTACTS_MAX`], the closest first.
+        /// At most 20, the closest first.
         closer: Vec<Contact>,
     },
     /// What it has, and those it knows that are closest: a holder is no reason to stop looking for others.
     Found {
-        /// At most [`CONTACTS_MAX`], the closest first.
+        /// At most 20, the closest first.
         closer: Vec<Contact>,
-        /// Encoded provider records, at most [`PROVIDERS_MAX`].
+        /// Encoded provider records, at most 256.
         providers: Vec<Bytes>,
         /// The encoded value.
         value: Option<Bytes>,
@@ -275,7 +275,7 @@ impl Request {
         }
     }
 
-    /// Method and body. A list that is too long is cut off, which [`batches`] avoids.
+    /// Method and body. A list that is too long is cut off.
     #[must_use]
     pub fn encode(&self) -> (u16, Bytes) {
         let mut cbor = Encoder::new(Vec::with_capacity(64));

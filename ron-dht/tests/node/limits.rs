@@ -51,7 +51,9 @@ async fn before_and_after_its_life_a_node_is_not_ready() {
     host.spawn(CALLER, |_| async move { drop(busy.provide(key(1), soon()).await) });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let stopping = dht.clone();
-    let draining = host.spawn(CALLER, |_| async move { drop(stopping.shutdown().await) });
+    let draining = host.spawn(CALLER, |_| async move {
+        stopping.shutdown().await;
+    });
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!(dht.find_node(key(1), soon()).await.unwrap_err(), DhtError::NotReady { gate: "dht tasks" });
     let refused = world.ask(dht.node_id(), id(1), Request::FindNode { target: key(1) }).await.unwrap_err();

@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use ron_core::{GateLimits, TaskSpec, net::oap::Code};
 use ron_dht::{
     Dht, DhtError, Settings,
-    network::{Answers as _, Request, Sender, Served},
+    network::{Request, Sender, Served},
 };
 
 use super::world::{Counts, World, host, id, key, soon};

@@ -10,7 +10,7 @@ use ron_core::{
 };
 use ron_dht::{
     Builder, Dht, ProviderRecord, Settings,
-    network::{Answer, Answers as _, Outcome, Request, Sender, Served, Want},
+    network::{Answer, Outcome, Request, Sender, Served, Want},
 };
 
 use super::world::{Counts, World, host, key, soon};
