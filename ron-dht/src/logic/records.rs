@@ -416,6 +416,12 @@ impl Records {
         self.total.records
     }
 
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether there are none.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {

@@ -157,6 +157,12 @@ impl Schedule {
         self.keys.len()
     }
 
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether there are none.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
