@@ -666,7 +666,7 @@ async fn besiege(
         gang.lock().unwrap().push(link.contact());
         sybils.push((link, sybil));
     }
-    for number in net.live().collect::<Vec<usize>>() {
+    for number in net.live() {
         let to = net.node(number).contact();
         let mut calls = Vec::new();
         for (link, _) in &sybils {

@@ -268,7 +268,7 @@ async fn searches_that_panic_cost_themselves_and_nothing_else() {
     let dht = builder.start_on(identity, &host, |answers, _| {
         Ok(Arc::new(Explosive { link: net.net().join(id, answers), is_lit: fuse }))
     });
-    let dht = dht.unwrap();
+    let dht = dht.await.unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(dht.ready().reads, "{:?}", dht.ready());
 

@@ -422,12 +422,6 @@ impl Records {
         self.len() == 0
     }
 
-    /// Whether there are none.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.total.records == 0
-    }
-
     /// What they take, [`RECORD_OVERHEAD`] included.
     #[must_use]
     pub fn bytes(&self) -> usize {

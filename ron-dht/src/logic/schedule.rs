@@ -163,12 +163,6 @@ impl Schedule {
         self.len() == 0
     }
 
-    /// Whether there are none.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     fn put(&mut self, key: Key, planned: Planned) {
         let due = planned.published.map_or(0, |published| self.turn_after(&key, published));
         if let Some(before) = self.keys.insert(key, Entry { planned, due }) {
