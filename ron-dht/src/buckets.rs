@@ -170,10 +170,10 @@ impl Buckets {
         let handle = page[index % PAGE].get_or_init(|| self.start());
         let pushed = match handle.lane.try_push_or_return(Box::new(route)) {
             Ok(()) => Ok(()),
-            Err((_, route)) => {
-                let timeout = self.settings.load().route_timeout;
-                handle.lane.push(route, Deadline::after(timeout)).await
-            }
+            Err((refused, route)) => match self.settings.load().route_timeout {
+                Duration::ZERO => Err(refused),
+                timeout => handle.lane.push(route, Deadline::after(timeout)).await,
+            },
         };
         if pushed.is_err() {
             self.dropped.add(1);
