@@ -1,0 +1,98 @@
+//! Ours: two endpoints with their supervisors and metrics, as a host has them.
+
+use std::{net::SocketAddr, time::Duration};
+
+use ron_core::{
+    Deadline, Inbox, LaneSpec, Metrics, NodeId, Supervisor,
+    net::{Endpoint, EndpointSettings, Identity, Link},
+};
+
+use super::ALPN;
+use crate::measure::Outcome;
+
+/// Links between the handshake and whoever takes them.
+const LINKS: LaneSpec = LaneSpec::new("bench", "links", 1024);
+
+/// Frames between a producer and the writer of a link. The bare queue has the same length.
+pub(crate) const EGRESS: LaneSpec = LaneSpec::new("bench", "egress", QUEUE);
+
+/// Frames that wait for a writer, here and in the bare queue.
+pub(crate) const QUEUE: usize = 512;
+
+/// Which of the two ends: it decides the key, so that each knows the other's name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    Dials = 1,
+    Listens = 2,
+}
+
+impl End {
+    fn identity(self) -> Identity {
+        Identity::from_seed(&[self as u8; 32])
+    }
+}
+
+/// One end.
+pub(crate) struct Node {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) inbox: Inbox<Link>,
+    pub(crate) metrics: Metrics,
+    pub(crate) supervisor: Supervisor,
+}
+
+impl Node {
+    /// An endpoint that listens on these addresses, if any, for up to so many connections.
+    pub(crate) fn start(end: End, listen: &[SocketAddr], connections: u32) -> Outcome<Self> {
+        let metrics = Metrics::default();
+        let supervisor = Supervisor::builder("bench").metrics(metrics.clone()).start();
+        let settings = EndpointSettings {
+            // All come from one address, and half of the places are for addresses not seen before.
+            connections_max: connections * 2,
+            connections_per_ip_max: connections * 2,
+            handshake_timeout: Duration::from_secs(30),
+            ..EndpointSettings::default()
+        };
+        let mut builder = Endpoint::builder(end.identity()).settings(settings);
+        for addr in listen {
+            builder = builder.listen(*addr);
+        }
+        let endpoint = builder.start(&supervisor)?;
+        let inbox = endpoint.register(ALPN, LINKS)?;
+        Ok(Node { endpoint, inbox, metrics, supervisor })
+    }
+
+    pub(crate) async fn dial(&self, addr: SocketAddr) -> Outcome<Link> {
+        Ok(self.endpoint.connect(listener_id(), &[addr], ALPN, soon()).await?)
+    }
+}
+
+/// The name of the end that listens.
+pub(crate) fn listener_id() -> NodeId {
+    End::Listens.identity().node_id()
+}
+
+/// Long enough for anything here.
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(120))
+}
+
+/// Two nodes, one link between them.
+pub(crate) struct Pair {
+    pub(crate) here: Node,
+    pub(crate) there: Node,
+}
+
+impl Pair {
+    pub(crate) fn start() -> Outcome<Self> {
+        let here = Node::start(End::Dials, &[], 16)?;
+        let there = Node::start(End::Listens, &["127.0.0.1:0".parse()?], 1024)?;
+        Ok(Pair { here, there })
+    }
+
+    /// Both ends of a new link over the loopback interface.
+    pub(crate) async fn link(&self) -> Outcome<(Link, Link)> {
+        let dialled = self.here.dial(self.there.endpoint.local_addrs()[0]).await?;
+        let accepted = self.there.inbox.recv().await.ok_or("the endpoint has stopped")?;
+        Ok((dialled, accepted))
+    }
+}
