@@ -5,13 +5,16 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
-    Gate, GateLimits, GateSettings, Inventory, Metrics, Supervisor,
+    Deadline, Gate, GateLimits, GateSettings, Inventory, LaneSpec, Metrics, Supervisor,
     disk::RealDisk,
     http::{self, Server},
     journal,
-    net::{self, Endpoint, Identity},
+    net::{
+        self, Endpoint, Identity,
+        rpc::{self, Handling, Method, Peers, PeersSettings, Protocol, Request, Service},
+    },
 };
-use tokio::net::TcpStream;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
 # Concurrency
@@ -31,7 +34,18 @@ clone of an event in a feed, the closure of a snapshot's update, and clones of w
 ";
 
 fn declared() -> Inventory {
-    ron_core::inventory().with(http::inventory()).with(net::inventory())
+    ron_core::inventory().with(http::inventory()).with(net::inventory()).with(rpc::inventory())
+}
+
+/// The lane of a protocol belongs to its owner, which here is the test.
+const LINKS: LaneSpec = LaneSpec::new("test", "links", 4);
+
+struct Slow;
+
+impl Service for Slow {
+    fn call(&self, _: Request) -> Handling {
+        Handling::Pending(Box::pin(async { Ok(Default::default()) }))
+    }
 }
 
 #[test]
@@ -77,7 +91,33 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     };
     tokio::time::timeout(Duration::from_secs(5), come).await.expect("the visitor is let in");
 
-    assert_eq!(metrics.inventory(), declared());
+    // A call between two nodes brings a session with its tasks to both.
+    let protocol = Protocol { alpn: "test/1", proto: 100, links: LINKS };
+    let serve = |endpoint: &Endpoint| {
+        Peers::start(endpoint, protocol, Arc::new(Slow), PeersSettings::default(), &host)
+            .expect("not yet served")
+    };
+    let there = Endpoint::builder(Identity::from_seed(&[2; 32])).start(&host).expect("it only dials");
+    let (_served, peers) = (serve(&here), serve(&there));
+    let (method, soon) = (Method { number: 1, name: "any" }, Deadline::after(Duration::from_secs(5)));
+    peers.call(here.node_id(), here.local_addrs(), method, b"", soon).await.expect("answered");
+
+    // And so does one that looks after a QUIC link which was shut down and dropped. The peer has counts of its own, as
+    // the lane of its protocol is nobody's declaration.
+    let elsewhere = Supervisor::new("a peer");
+    let far = Endpoint::builder(Identity::from_seed(&[4; 32])).quic().listen(([127, 0, 0, 1], 0).into());
+    let far = far.start(&elsewhere).expect("a free port");
+    let _links = far.register("test/1", LINKS).expect("the first");
+    let dialler =
+        Endpoint::builder(Identity::from_seed(&[3; 32])).quic().start(&host).expect("no port at all");
+    let deadline = Deadline::after(Duration::from_secs(5));
+    let link = dialler.connect(far.node_id(), far.local_addrs(), "test/1", deadline).await;
+    let mut link = link.expect("it listens");
+    link.stream.shutdown().await.expect("it is open");
+    drop(link);
+
+    assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
+    elsewhere.shutdown().await;
     drop((client, journal.expect("opens"), gate.expect("valid")));
     host.shutdown().await;
 }

@@ -31,6 +31,7 @@
 //! | deciding who may | [`auth::Authorizer`], [`auth::TokenFile`] |
 //! | serving HTTP | `http::Server`, with the feature `http` |
 //! | being a node on the wire (feature `net`) | `net::Identity`, `net::Endpoint`, `net::oap` |
+//! | the same over QUIC (feature `quic`) | `net::EndpointBuilder::quic`, `net::Quic` |
 //!
 //! # What it refuses to do
 //!
@@ -48,8 +49,9 @@
 //! # Features
 //!
 //! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, and OAP/1
-//! frames; `pq`, which comes with it, puts the hybrid post-quantum key exchange first. `http` adds the module `http`,
-//! serving an axum router that slow or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network and
+//! frames; `pq`, which comes with it, puts the hybrid post-quantum key exchange first; `quic` adds links over QUIC to it,
+//! with the same identities and limits. `http` adds the module `http`, serving an axum router that slow or hostile
+//! clients cannot hurt. `sim` adds the module `sim`: a disk, a network and
 //! whole nodes that fail out of one seed, for testing your own program. `planted-bugs` is for this crate's own tests.
 
 pub mod auth;
@@ -106,7 +108,7 @@ pub use id::{ContentId, Distance, IdError, NodeId};
 pub use inventory::{Inventory, LaneKind, LaneSpec, LockSpec, Overflow, TaskSpec};
 pub use lane::{Held, Inbox, Lane, PriorityInbox, Reply};
 pub use lock::{Lock, LockGuard};
-pub use metrics::{Counter, Metrics, Tally};
+pub use metrics::{Counter, Gauge, GaugeSpec, Histogram, HistogramSpec, Metrics, OwnCounter, Tally};
 pub use pacer::Pacer;
 pub use permits::MemoryBudget;
 pub use pool::{Pool, PoolSpec};

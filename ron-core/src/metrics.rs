@@ -16,10 +16,12 @@ use std::{
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, NoLabelSet},
+    encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
     metrics::MetricType,
     registry::Registry,
 };
+
+pub use prometheus_client::metrics::histogram::Histogram;
 
 use crate::inventory::{Inventory, LaneSpec, LockSpec, TaskSpec};
 
@@ -56,26 +58,44 @@ pub enum Counter {
     DialFailures,
     /// Links opened, by who opened them.
     LinksOpened,
+    /// Sessions that ended, by why.
+    SessionsClosed,
+    /// One that only one subsystem has.
+    Own(OwnCounter),
+}
+
+/// The declaration of a counter that belongs to one subsystem: a `const` beside the code that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnCounter {
+    /// The name after the crate's prefix and before `_total`.
+    pub name: &'static str,
+    /// The help text.
+    pub help: &'static str,
+    /// The name of its label; empty if it has none.
+    pub label: &'static str,
+}
+
+/// The declaration of a value that goes up and down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GaugeSpec {
+    /// The name after the crate's prefix.
+    pub name: &'static str,
+    /// The help text.
+    pub help: &'static str,
+}
+
+/// The declaration of a distribution, for example of durations in seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct HistogramSpec {
+    /// The name after the crate's prefix.
+    pub name: &'static str,
+    /// The help text.
+    pub help: &'static str,
+    /// The upper bounds of its buckets, ascending.
+    pub buckets: &'static [f64],
 }
 
 impl Counter {
-    const ALL: [Counter; 14] = [
-        Counter::BusyRejections,
-        Counter::QueueDropped,
-        Counter::BusLagged,
-        Counter::TasksSpawned,
-        Counter::TasksCanceled,
-        Counter::TasksAborted,
-        Counter::TasksPanicked,
-        Counter::TasksRestarted,
-        Counter::IoTimeouts,
-        Counter::BackoffRetries,
-        Counter::FrameRejects,
-        Counter::HandshakeFailures,
-        Counter::DialFailures,
-        Counter::LinksOpened,
-    ];
-
     /// Those that every kind of task has.
     const OF_TASKS: [Counter; 5] = [
         Counter::TasksSpawned,
@@ -108,6 +128,8 @@ impl Counter {
             }
             Counter::DialFailures => ("dial_failures", "Dials that came to no link", "reason"),
             Counter::LinksOpened => ("links_opened", "Links opened, by which side", "side"),
+            Counter::SessionsClosed => ("sessions_closed", "Sessions that ended, by why", "reason"),
+            Counter::Own(OwnCounter { name, help, label }) => (name, help, label),
         }
     }
 }
@@ -135,6 +157,29 @@ impl fmt::Debug for Tally {
     }
 }
 
+/// One value that goes up and down. Cloning shares it.
+#[derive(Clone, Default)]
+pub struct Gauge(Arc<AtomicU64>);
+
+impl Gauge {
+    /// Says what it is now.
+    pub fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// What it was last said to be; zero before.
+    #[must_use]
+    pub fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl fmt::Debug for Gauge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gauge({})", self.get())
+    }
+}
+
 /// A queue that can be asked how full it is.
 pub(crate) trait Depth: Send + Sync {
     /// Items waiting now.
@@ -154,6 +199,8 @@ pub struct Metrics {
 #[derive(Default)]
 struct Shared {
     tallies: BTreeMap<(Counter, &'static str), Tally>,
+    gauges: BTreeMap<GaugeSpec, Gauge>,
+    histograms: BTreeMap<&'static str, (&'static str, Histogram)>,
     queues: BTreeMap<&'static str, Queues>,
     inventory: Inventory,
 }
@@ -181,6 +228,20 @@ impl Metrics {
     #[must_use]
     pub fn tally(&self, counter: Counter, label: &'static str) -> Tally {
         self.lock().tallies.entry((counter, label)).or_default().clone()
+    }
+
+    /// The gauge that `spec` declares. Resolve it once and keep it.
+    #[must_use]
+    pub fn gauge(&self, spec: GaugeSpec) -> Gauge {
+        self.lock().gauges.entry(spec).or_default().clone()
+    }
+
+    /// The histogram that `spec` declares. Resolve it once and keep it.
+    #[must_use]
+    pub fn histogram(&self, spec: HistogramSpec) -> Histogram {
+        let mut shared = self.lock();
+        let new = || (spec.help, Histogram::new(spec.buckets.iter().copied()));
+        shared.histograms.entry(spec.name).or_insert_with(new).1.clone()
     }
 
     /// Everything declared to this set so far: the lanes, tasks and locks of a running subsystem.
@@ -232,21 +293,31 @@ impl fmt::Debug for Metrics {
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Copied out first: a queue's depth takes the queue's own lock, and no lock here is taken under another.
-        let (tallies, queues) = {
+        let (tallies, gauges, histograms, queues) = {
             let shared = self.lock();
-            (shared.tallies.clone(), shared.queues.clone())
+            (shared.tallies.clone(), shared.gauges.clone(), shared.histograms.clone(), shared.queues.clone())
         };
-        for counter in Counter::ALL {
-            let mut values = tallies.iter().filter(|((of, _), _)| *of == counter).peekable();
-            if values.peek().is_none() {
-                continue;
-            }
+        let mut values = tallies.iter().peekable();
+        while let Some(((counter, _), _)) = values.peek() {
+            let counter = *counter;
             let (name, help, label_name) = counter.describe();
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for ((_, label), tally) in values {
+            while let Some(((_, label), tally)) = values.next_if(|((of, _), _)| *of == counter) {
+                if label_name.is_empty() {
+                    family.encode_counter::<NoLabelSet, u64, f64>(&tally.get(), None)?;
+                    continue;
+                }
                 let labels = [(label_name, *label)];
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, f64>(&tally.get(), None)?;
             }
+        }
+        for (spec, value) in &gauges {
+            let mut family = encoder.encode_descriptor(spec.name, spec.help, None, MetricType::Gauge)?;
+            family.encode_gauge(&value.get())?;
+        }
+        for (name, (help, histogram)) in &histograms {
+            let family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            histogram.encode(family)?;
         }
         let mut gauge = |name, help, of: fn(&dyn Depth) -> usize| {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -314,6 +385,34 @@ mod tests {
         }
         assert!(scrape(&registry).contains("queue_depth{queue=\"work\"} 1"));
         assert!(metrics.lock().queues["work"].all.len() < 16);
+    }
+
+    #[test]
+    fn a_subsystem_exports_what_only_it_has() {
+        const HEDGES: OwnCounter = OwnCounter { name: "hedge_spawned", help: "Hedges", label: "" };
+        const QUOTA: OwnCounter = OwnCounter { name: "quota_reject", help: "Refused", label: "kind" };
+        const LAG: GaugeSpec = GaugeSpec { name: "provide_lag_seconds", help: "Lag" };
+        const TOOK: HistogramSpec =
+            HistogramSpec { name: "lookup_seconds", help: "Took", buckets: &[0.1, 1.0] };
+        let mut registry = Registry::default();
+        let metrics = Metrics::register("ron_test", &mut registry);
+        metrics.tally(Counter::Own(HEDGES), "").add(2);
+        metrics.tally(Counter::Own(QUOTA), "publisher").add(1);
+        metrics.tally(Counter::Own(QUOTA), "key").add(3);
+        metrics.gauge(LAG).set(1.5);
+        metrics.histogram(TOOK).observe(0.5);
+        metrics.histogram(TOOK).observe(0.05);
+        let text = scrape(&registry);
+        for line in [
+            "ron_test_hedge_spawned_total 2",
+            "ron_test_quota_reject_total{kind=\"key\"} 3",
+            "ron_test_quota_reject_total{kind=\"publisher\"} 1",
+            "ron_test_provide_lag_seconds 1.5",
+            "ron_test_lookup_seconds_bucket{le=\"0.1\"} 1",
+            "ron_test_lookup_seconds_count 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
     }
 
     #[test]

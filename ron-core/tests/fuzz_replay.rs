@@ -11,6 +11,8 @@ mod journal_scan;
 mod oap_frame;
 #[path = "../fuzz/bodies/oap_streams.rs"]
 mod oap_streams;
+#[path = "../fuzz/bodies/rpc_envelope.rs"]
+mod rpc_envelope;
 
 /// Runs every file of a corpus, and then arbitrary bytes of the given lengths.
 fn replay(target: &str, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
@@ -50,4 +52,9 @@ fn oap_streams() {
 #[test]
 fn decompress() {
     replay("decompress", 4..200, decompress::decompress);
+}
+
+#[test]
+fn rpc_envelope() {
+    replay("rpc_envelope", 1..300, rpc_envelope::rpc_envelope);
 }

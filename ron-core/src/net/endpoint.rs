@@ -10,6 +10,8 @@ mod dial;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
+#[cfg(feature = "quic")]
+use super::Quic;
 use super::{Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
 use crate::{
     Counter, Deadline, Gate, GateLimits, GateSettings, Inbox, Inventory, Lane, LaneSpec, Lock, LockSpec,
@@ -24,13 +26,18 @@ const HANDSHAKE: TaskSpec = TaskSpec::new("ron-core", "net_handshake").what(
     "one incoming connection: first byte, handshake, into its protocol's lane; a panic is caught and counted",
 );
 
+/// Declared here whatever the features: a list of tasks should not depend on them.
+pub(super) const LINGER: TaskSpec = TaskSpec::new("ron-core", "net_linger")
+    .restart(Restart::Expendable)
+    .what("one dropped QUIC link: keeps it until the peer has what was written before the end, 5 s at most");
+
 const PROTOCOLS: LockSpec =
     LockSpec::new("ron-core", "net.protocols", 800).guards("which lane a protocol has; held for a lookup");
 
 /// What an endpoint may bring to a running program, beside the lanes of the protocols registered on it.
 #[must_use]
 pub fn inventory() -> Inventory {
-    Inventory::of(&[], &[LISTENER, HANDSHAKE], &[PROTOCOLS])
+    Inventory::of(&[], &[LISTENER, HANDSHAKE, LINGER], &[PROTOCOLS])
 }
 
 /// The limits of an endpoint.
@@ -95,7 +102,15 @@ pub struct EndpointBuilder {
     identity: Identity,
     listen: Vec<SocketAddr>,
     settings: EndpointSettings,
-    transport: Option<Arc<dyn Transport>>,
+    form: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    TcpTls,
+    #[cfg(feature = "quic")]
+    Quic,
+    Other(Arc<dyn Transport>),
 }
 
 impl EndpointBuilder {
@@ -113,10 +128,18 @@ impl EndpointBuilder {
         self
     }
 
+    /// QUIC instead of TCP with TLS: the addresses are UDP ports, all else is the same.
+    #[cfg(feature = "quic")]
+    #[must_use]
+    pub fn quic(mut self) -> Self {
+        self.form = Form::Quic;
+        self
+    }
+
     /// Another network than TCP with TLS. It must authenticate with the same identity.
     #[must_use]
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
-        self.transport = Some(transport);
+        self.form = Form::Other(transport);
         self
     }
 
@@ -126,9 +149,11 @@ impl EndpointBuilder {
     /// # Errors
     /// [`NetError::Listen`] with the address that cannot be had, [`NetError::Config`] for a limit of zero.
     pub fn start(self, supervisor: &Supervisor) -> Result<Endpoint, NetError> {
-        let transport = match self.transport {
-            Some(transport) => transport,
-            None => Arc::new(TcpTls::new(&self.identity, self.settings.policy)?),
+        let transport: Arc<dyn Transport> = match self.form {
+            Form::TcpTls => Arc::new(TcpTls::new(&self.identity, self.settings.policy)?),
+            #[cfg(feature = "quic")]
+            Form::Quic => Arc::new(Quic::new(&self.identity, self.settings.policy)?),
+            Form::Other(transport) => transport,
         };
         let metrics = supervisor.metrics();
         let gate = self.settings.gate(metrics)?;
@@ -138,6 +163,7 @@ impl EndpointBuilder {
             .map(|addr| transport.listen(addr).map(Arc::from))
             .collect::<Result<_, _>>()?;
         let group = supervisor.child("net", self.settings.drain, metrics.clone());
+        transport.attach(group.spawner());
         let shared = Arc::new(Shared {
             node: self.identity.node_id(),
             settings: self.settings,
@@ -213,7 +239,7 @@ impl Endpoint {
             identity,
             listen: Vec::new(),
             settings: EndpointSettings::default(),
-            transport: None,
+            form: Form::TcpTls,
         }
     }
 

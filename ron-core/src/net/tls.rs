@@ -67,18 +67,16 @@ impl KeyPolicy {
     }
 }
 
-/// TCP with TLS 1.3.
-pub struct TcpTls {
+/// What this node brings to every handshake, whatever carries it: its key, its policy, TLS 1.3 and nothing else.
+pub(super) struct Handshakes {
     client: ClientConfig,
-    server: Arc<ServerConfig>,
+    server: ServerConfig,
 }
 
-impl TcpTls {
-    /// The transport of this node.
-    ///
+impl Handshakes {
     /// # Errors
     /// [`NetError::Handshake`] if the TLS library refuses its own defaults, which is a mistake in its build.
-    pub fn new(identity: &Identity, policy: KeyPolicy) -> Result<Self, NetError> {
+    pub(super) fn new(identity: &Identity, policy: KeyPolicy) -> Result<Self, NetError> {
         let provider = policy.provider();
         let versions = &[&rustls::version::TLS13];
         let refused = |error: Error| NetError::Handshake { message: error.to_string() };
@@ -102,7 +100,42 @@ impl TcpTls {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.max_early_data_size = 0;
-        Ok(TcpTls { client, server: Arc::new(server) })
+        Ok(Handshakes { client, server })
+    }
+
+    /// For a dial: only `peer` will do, and only `alpn` is offered.
+    pub(super) fn to(&self, peer: NodeId, alpn: &'static str) -> Arc<ClientConfig> {
+        let mut config = self.client.clone();
+        config.dangerous().set_certificate_verifier(Arc::new(PeerKey { expected: Some(peer) }));
+        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+        Arc::new(config)
+    }
+
+    /// For what comes in: anybody with a key, for one of `protocols`.
+    pub(super) fn from(&self, protocols: &[&'static str]) -> Arc<ServerConfig> {
+        let mut config = self.server.clone();
+        config.alpn_protocols = protocols.iter().map(|alpn| alpn.as_bytes().to_vec()).collect();
+        Arc::new(config)
+    }
+}
+
+/// The name that the TLS library wants for a peer. It is not sent and not checked: the key is the name.
+pub(super) fn nameless(addr: SocketAddr) -> ServerName<'static> {
+    ServerName::IpAddress(addr.ip().into())
+}
+
+/// TCP with TLS 1.3.
+pub struct TcpTls {
+    handshakes: Arc<Handshakes>,
+}
+
+impl TcpTls {
+    /// The transport of this node.
+    ///
+    /// # Errors
+    /// [`NetError::Handshake`] if the TLS library refuses its own defaults, which is a mistake in its build.
+    pub fn new(identity: &Identity, policy: KeyPolicy) -> Result<Self, NetError> {
+        Ok(TcpTls { handshakes: Arc::new(Handshakes::new(identity, policy)?) })
     }
 
     async fn connect(&self, addr: SocketAddr, peer: NodeId, alpn: &'static str) -> Result<Link, NetError> {
@@ -110,13 +143,9 @@ impl TcpTls {
             |error: io::Error| NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() };
         let tcp = TcpStream::connect(addr).await.map_err(unreachable)?;
         tune(&tcp).map_err(unreachable)?;
-        let mut config = self.client.clone();
-        config.dangerous().set_certificate_verifier(Arc::new(PeerKey { expected: Some(peer) }));
-        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
-        // Not sent, and not checked: the key is the name.
-        let name = ServerName::IpAddress(addr.ip().into());
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-        let stream = stream.map_err(|error| refusal(&error, alpn))?;
+        let config = self.handshakes.to(peer, alpn);
+        let stream = TlsConnector::from(config).connect(nameless(addr), tcp).await;
+        let stream = stream.map_err(|error| io_refusal(&error, alpn))?;
         let session = stream.get_ref().1;
         // A server may leave the choice out, and then it serves something else.
         if session.alpn_protocol() != Some(alpn.as_bytes()) {
@@ -151,7 +180,7 @@ impl Transport for TcpTls {
             message: error.to_string(),
         });
         let (tcp, local) = listener?;
-        Ok(Box::new(TcpTlsListener { tcp, local, config: Arc::clone(&self.server) }))
+        Ok(Box::new(TcpTlsListener { tcp, local, handshakes: Arc::clone(&self.handshakes) }))
     }
 }
 
@@ -180,7 +209,7 @@ fn tune(tcp: &TcpStream) -> io::Result<()> {
 struct TcpTlsListener {
     tcp: TcpListener,
     local: SocketAddr,
-    config: Arc<ServerConfig>,
+    handshakes: Arc<Handshakes>,
 }
 
 impl fmt::Debug for TcpTlsListener {
@@ -197,7 +226,7 @@ impl Listener for TcpTlsListener {
     fn accept(&self) -> BoxFuture<'_, io::Result<Box<dyn Incoming>>> {
         Box::pin(async {
             let (tcp, remote) = self.tcp.accept().await?;
-            let incoming = TcpTlsIncoming { tcp, remote, config: Arc::clone(&self.config) };
+            let incoming = TcpTlsIncoming { tcp, remote, handshakes: Arc::clone(&self.handshakes) };
             Ok(Box::new(incoming) as Box<dyn Incoming>)
         })
     }
@@ -206,17 +235,15 @@ impl Listener for TcpTlsListener {
 struct TcpTlsIncoming {
     tcp: TcpStream,
     remote: SocketAddr,
-    config: Arc<ServerConfig>,
+    handshakes: Arc<Handshakes>,
 }
 
 impl TcpTlsIncoming {
     async fn run(self, protocols: &[&'static str]) -> Result<Link, NetError> {
-        let TcpTlsIncoming { tcp, remote, config } = self;
+        let TcpTlsIncoming { tcp, remote, handshakes } = self;
         tune(&tcp).map_err(|error| NetError::Handshake { message: error.to_string() })?;
-        let mut config = ServerConfig::clone(&config);
-        config.alpn_protocols = protocols.iter().map(|alpn| alpn.as_bytes().to_vec()).collect();
-        let stream = TlsAcceptor::from(Arc::new(config)).accept(tcp).await;
-        let mut stream = stream.map_err(|error| refusal(&error, "any"))?;
+        let stream = TlsAcceptor::from(handshakes.from(protocols)).accept(tcp).await;
+        let mut stream = stream.map_err(|error| io_refusal(&error, "any"))?;
         let session = stream.get_ref().1;
         let chosen = session.alpn_protocol().unwrap_or_default();
         // A client that names no protocol gets this far, and so does anyone while nothing is registered.
@@ -250,7 +277,7 @@ impl Incoming for TcpTlsIncoming {
 }
 
 /// Whose key was shown, and what protects the session. Only asked after a handshake that checked both.
-fn proved(session: &rustls::CommonState) -> Result<(PublicKey, KeyGroup), NetError> {
+pub(super) fn proved(session: &rustls::CommonState) -> Result<(PublicKey, KeyGroup), NetError> {
     let shown = session.peer_certificates().and_then(|shown| shown.first());
     let key = shown.and_then(|shown| key_in(shown).ok()).ok_or(NetError::NoIdentity)?;
     match session.negotiated_key_exchange_group().map(|group| group.name()) {
@@ -260,12 +287,17 @@ fn proved(session: &rustls::CommonState) -> Result<(PublicKey, KeyGroup), NetErr
     }
 }
 
+/// [`refusal`] of the error of a stream.
+fn io_refusal(error: &io::Error, alpn: &'static str) -> NetError {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        Some(error) => refusal(error, alpn),
+        None => NetError::Handshake { message: error.to_string() },
+    }
+}
+
 /// What a failed handshake means to who asked for it.
-fn refusal(error: &io::Error, alpn: &'static str) -> NetError {
-    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
-        return NetError::Handshake { message: error.to_string() };
-    };
-    match tls {
+pub(super) fn refusal(error: &Error, alpn: &'static str) -> NetError {
+    match error {
         Error::InvalidCertificate(CertificateError::Other(OtherError(inner))) => {
             match inner.downcast_ref::<SomebodyElse>() {
                 Some(&SomebodyElse { expected, found }) => NetError::WrongIdentity { expected, found },
@@ -499,7 +531,7 @@ mod tests {
     }
 
     fn client() -> ClientConfig {
-        let mut client = node(2).1.client;
+        let mut client = node(2).1.handshakes.client.clone();
         client.alpn_protocols = vec![b"test/1".to_vec()];
         client
     }
@@ -546,10 +578,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_shows_a_key_it_does_not_hold_is_refused() {
-        let (_, mut server) = node(1);
-        let mut config = ServerConfig::clone(&server.server);
-        config.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged()));
-        server.server = Arc::new(config);
+        let mut handshakes = Handshakes::new(&node(1).0, KeyPolicy::default()).unwrap();
+        handshakes.server.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged()));
+        let server = TcpTls { handshakes: Arc::new(handshakes) };
         let listener = server.listen(([127, 0, 0, 1], 0).into()).unwrap();
         let accept = async { listener.accept().await.unwrap().handshake(Arc::new(PROTOCOLS)).await };
         let (_, dialler) = node(2);

@@ -8,7 +8,7 @@ use std::{fmt, future::Future, io, net::SocketAddr, pin::Pin, sync::Arc};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{NetError, PublicKey};
-use crate::{Deadline, NodeId};
+use crate::{Deadline, NodeId, Spawner};
 
 /// A future in a box, as traits that must be `dyn` return them.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -82,6 +82,13 @@ pub trait Transport: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`NetError::Listen`].
     fn listen(&self, addr: SocketAddr) -> Result<Box<dyn Listener>, NetError>;
+
+    /// An endpoint starts on this transport. A transport whose links need work after their owners have dropped them
+    /// does it in `tasks`, so that stopping the endpoint waits for it. One that leaves that to the operating system
+    /// has nothing to do here.
+    fn attach(&self, tasks: Spawner) {
+        drop(tasks);
+    }
 }
 
 /// An address that is listened on. Dropping it stops that.

@@ -7,13 +7,15 @@ mod abuse;
 mod identity;
 mod limits;
 mod links;
+mod quic;
+mod rpc;
 mod simulated;
 
 use std::{future::Future, net::SocketAddr, time::Duration};
 
 use ron_core::{
     Counter, Deadline, Inbox, LaneSpec, Metrics, NodeId, Supervisor,
-    net::{Endpoint, EndpointSettings, Identity, KeyPolicy, Link, NetError},
+    net::{Endpoint, EndpointBuilder, EndpointSettings, Identity, KeyPolicy, Link, NetError},
 };
 
 const ALPN: &str = "test/echo/1";
@@ -33,9 +35,17 @@ impl Node {
     }
 
     fn listening(addrs: &[&str], settings: EndpointSettings) -> Self {
+        Self::of(Endpoint::builder(Identity::generate().unwrap()), addrs, settings)
+    }
+
+    fn quic(settings: EndpointSettings) -> Self {
+        Self::of(Endpoint::builder(Identity::generate().unwrap()).quic(), &["127.0.0.1:0"], settings)
+    }
+
+    fn of(builder: EndpointBuilder, addrs: &[&str], settings: EndpointSettings) -> Self {
         let metrics = Metrics::default();
         let supervisor = Supervisor::builder("test").metrics(metrics.clone()).start();
-        let mut builder = Endpoint::builder(Identity::generate().unwrap()).settings(settings);
+        let mut builder = builder.settings(settings);
         for addr in addrs {
             builder = builder.listen(addr.parse().unwrap());
         }

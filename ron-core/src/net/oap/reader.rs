@@ -92,8 +92,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// The next frame; `None` when the peer closed between frames. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// A [`WireError`], after which there is nothing more to read, except for a frame error that is not fatal: it
-    /// tells of a frame that was skipped.
+    /// A [`WireError`], after which there is nothing more to read, except for a frame error that is not fatal, which
+    /// tells of a frame that was skipped, and [`WireError::Idle`], after which one may wait as long again.
     pub async fn next(&mut self) -> Result<Option<Frame>, WireError> {
         loop {
             match self.decoder.decode(&mut self.buffer) {
@@ -140,6 +140,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                     self.read_bytes = 0;
                 }
                 None => {
+                    // A caller that has a reason to wait on asks again, and waits as long again.
+                    self.wait = Wait::Nothing;
                     self.metrics.tally(Counter::IoTimeouts, "frame_read").add(1);
                     return Err(late);
                 }

@@ -1,0 +1,300 @@
+//! The callee's end of an exchange: a request, its handler, and an answer within its time and credit.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use super::{
+    super::oap::{CHUNK_BYTES, Code, Flags, Frame},
+    Ask, Event, Fault, Handling, Service,
+    session::Shared,
+};
+use crate::{
+    Counter, Deadline, NodeId, Restart, Spawner, TaskEnd, TaskSpec,
+    net::BoxFuture,
+    shutdown::Latch,
+    supervisor::{catch, catch_all},
+};
+
+pub(super) const CALL: TaskSpec = TaskSpec::new("ron-core", "rpc_call").restart(Restart::Expendable).what(
+    "one request of a peer that takes time, until it is answered, given up by its caller or out of time",
+);
+
+/// A request of a peer.
+pub struct Request {
+    shared: Arc<Shared>,
+    serving: Arc<Serving>,
+    method: u16,
+    body: Bytes,
+    cap: Bytes,
+    deadline: Deadline,
+}
+
+/// What the exchange needs while it is open.
+pub(super) struct Serving {
+    proto: u16,
+    tenant: u128,
+    pub(super) corr: u64,
+    /// The caller gave up, or the session ended.
+    canceled: Latch,
+    credit: Semaphore,
+    /// Whether a part of the answer is sent.
+    began: AtomicBool,
+}
+
+impl Serving {
+    pub(super) fn cancel(&self) {
+        self.canceled.set();
+    }
+
+    pub(super) fn grant(&self, chunks: u32) {
+        let room = Semaphore::MAX_PERMITS - self.credit.available_permits();
+        self.credit.add_permits((chunks as usize).min(room));
+    }
+
+    /// A frame of the answer.
+    fn frame(&self, flags: Flags, code: Code, payload: Bytes) -> Frame {
+        let Serving { proto, tenant, corr, .. } = *self;
+        Frame { flags: Flags::RESP | flags, code, proto, tenant, corr, cap: Bytes::new(), payload }
+    }
+
+    /// The frame with which a part of the answer begins or goes on.
+    fn part(&self, payload: Bytes) -> Frame {
+        let first = !self.began.swap(true, Ordering::Relaxed);
+        self.frame(if first { Flags::START } else { Flags::NONE }, Code::Partial, payload)
+    }
+
+    fn has_begun(&self) -> bool {
+        self.began.load(Ordering::Relaxed)
+    }
+}
+
+impl Request {
+    /// What is asked.
+    #[must_use]
+    pub fn method(&self) -> u16 {
+        self.method
+    }
+
+    /// With which arguments.
+    #[must_use]
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The capability that came with it; empty if none did.
+    #[must_use]
+    pub fn cap(&self) -> &Bytes {
+        &self.cap
+    }
+
+    /// On whose behalf; 0 when unused.
+    #[must_use]
+    pub fn tenant(&self) -> u128 {
+        self.serving.tenant
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub fn peer(&self) -> NodeId {
+        self.shared.peer
+    }
+
+    /// Where that is, as seen from here.
+    #[must_use]
+    pub fn remote(&self) -> SocketAddr {
+        self.shared.remote
+    }
+
+    /// Until when the answer is wanted.
+    #[must_use]
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// Sends a part of the answer, in pieces of 64 KiB, each as soon as the caller has room for it. The handler's
+    /// result follows as the last part.
+    ///
+    /// # Errors
+    /// A [`Fault`] when the caller gave up or the time is spent: return it.
+    pub async fn send(&self, mut part: Bytes) -> Result<(), Fault> {
+        while !part.is_empty() {
+            let chunk = part.split_to(part.len().min(CHUNK_BYTES));
+            self.shared.send_chunk(&self.serving, chunk, self.deadline).await?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request(method {} of {:?}, {} B)", self.method, self.shared.peer, self.body.len())
+    }
+}
+
+impl Shared {
+    /// Hands a request in one frame to the service.
+    pub(super) fn serve(self: &Arc<Self>, frame: Frame, service: &Arc<dyn Service>, spawner: &Spawner) {
+        let (ask, body) = match Ask::decode(frame.payload.clone()) {
+            Ok(read) => read,
+            Err(error) => {
+                return self.push_urgent(refusal(&frame, &Fault::bad_request(error.to_string())));
+            }
+        };
+        let deadline = self.settings.deadline(ask.budget());
+        let serving = Arc::new(Serving {
+            proto: frame.proto,
+            tenant: frame.tenant,
+            corr: frame.corr,
+            canceled: Latch::new(),
+            credit: Semaphore::new((ask.credit as usize).min(Semaphore::MAX_PERMITS)),
+            began: false.into(),
+        });
+        let request = Request {
+            shared: Arc::clone(self),
+            serving: Arc::clone(&serving),
+            method: ask.method,
+            body,
+            cap: frame.cap,
+            deadline,
+        };
+        let handling = catch(|| service.call(request)).unwrap_or_else(|panic| {
+            self.panicked(&panic);
+            Handling::Done(Err(Fault::new(Code::Failed, "panicked")))
+        });
+        match handling {
+            Handling::Done(Err(fault)) => self.finish(&serving, Err(fault)),
+            Handling::Done(Ok(body)) if body.len() <= CHUNK_BYTES => self.finish(&serving, Ok(body)),
+            Handling::Done(Ok(body)) => {
+                self.serve_later(serving, Box::pin(std::future::ready(Ok(body))), deadline, spawner);
+            }
+            Handling::Pending(work) => self.serve_later(serving, work, deadline, spawner),
+        }
+    }
+
+    pub(super) fn event(&self, frame: Frame, service: &Arc<dyn Service>) {
+        match Ask::decode(frame.payload) {
+            Ok((Ask { method, .. }, body)) => {
+                let event = Event { peer: self.peer, remote: self.remote, method, body };
+                if let Err(panic) = catch(|| service.event(event)) {
+                    self.panicked(&panic);
+                }
+            }
+            Err(_) => self.count(Counter::FrameRejects, "event"),
+        }
+    }
+
+    fn serve_later(
+        self: &Arc<Self>,
+        serving: Arc<Serving>,
+        work: BoxFuture<'static, Result<Bytes, Fault>>,
+        deadline: Deadline,
+        spawner: &Spawner,
+    ) {
+        if !self.begin_serving(&serving) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let task = spawner.spawn(CALL, {
+            let serving = Arc::clone(&serving);
+            move |_| async move {
+                let outcome = shared.handle(&serving, work, deadline).await;
+                shared.finish(&serving, outcome);
+            }
+        });
+        // Only if the group has stopped and never ran it: a task that ran has answered.
+        if task.end() == Some(TaskEnd::Refused) {
+            self.finish(&serving, Err(Fault::new(Code::Unavailable, "stopping")));
+        }
+    }
+
+    /// Runs a handler to its end, or to that of its caller's interest or of its time, whichever comes first, and sends
+    /// all of the answer but the last piece.
+    async fn handle(
+        &self,
+        serving: &Serving,
+        work: BoxFuture<'static, Result<Bytes, Fault>>,
+        deadline: Deadline,
+    ) -> Result<Bytes, Fault> {
+        let work = async {
+            let mut rest = catch_all(work).await.unwrap_or_else(|panic| {
+                self.panicked(&panic);
+                Err(Fault::new(Code::Failed, "panicked"))
+            })?;
+            while rest.len() > CHUNK_BYTES {
+                self.send_chunk(serving, rest.split_to(CHUNK_BYTES), deadline).await?;
+            }
+            Ok(rest)
+        };
+        tokio::select! {
+            biased;
+            () = serving.canceled.wait() => {
+                self.count(Counter::TasksCanceled, CALL.name);
+                Err(Fault::new(Code::Unavailable, "canceled"))
+            }
+            done = deadline.limit("rpc", work) => match done {
+                Ok(done) => done,
+                Err(_) => {
+                    self.count(Counter::IoTimeouts, CALL.name);
+                    Err(Fault::new(Code::Timeout, "the time of the request is spent"))
+                }
+            },
+        }
+    }
+
+    /// One chunk, as soon as the caller has room for it.
+    async fn send_chunk(&self, serving: &Serving, chunk: Bytes, deadline: Deadline) -> Result<(), Fault> {
+        let gone = || Fault::new(Code::Unavailable, "canceled");
+        let send = async {
+            let credit = tokio::select! {
+                biased;
+                () = serving.canceled.wait() => return Err(gone()),
+                credit = serving.credit.acquire() => credit.map_err(|_| gone())?,
+            };
+            let room = tokio::select! {
+                biased;
+                () = serving.canceled.wait() => return Err(gone()),
+                room = self.bulk_room.acquire() => room.map_err(|_| gone())?,
+            };
+            // From here on nothing waits: either the chunk was not begun, or it is sent and noted as sent.
+            credit.forget();
+            room.forget();
+            self.push_bulk(serving.part(chunk));
+            Ok(())
+        };
+        deadline.limit("rpc_chunk", send).await.map_err(Fault::from)?
+    }
+
+    /// The end of an answer, after parts of it or as the whole of it.
+    fn finish(&self, serving: &Serving, outcome: Result<Bytes, Fault>) {
+        let (code, payload) = match outcome {
+            Ok(body) => (Code::Ok, body),
+            Err(fault) => (fault.code, fault.encode()),
+        };
+        if serving.has_begun() {
+            // Behind its chunks, in their lane. There is room: it is kept for one end per exchange.
+            self.push_bulk(serving.frame(Flags::END, code, payload));
+        } else {
+            self.push_urgent(serving.frame(Flags::NONE, code, payload));
+        }
+        self.end_serving(serving.corr);
+    }
+
+    fn panicked(&self, message: &str) {
+        tracing::error!(kind = CALL.name, panic = message, "task panicked");
+        self.count(Counter::TasksPanicked, CALL.name);
+    }
+}
+
+/// The answer to a request that is not handed to the service.
+pub(super) fn refusal(request: &Frame, fault: &Fault) -> Frame {
+    Frame::answer(request, fault.code, fault.encode())
+}
