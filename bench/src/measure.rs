@@ -23,7 +23,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) const fn full() -> Self {
-        Bench { rounds: 11, divisor: 1 }
+        Bench { rounds: 9, divisor: 1 }
     }
 
     pub(crate) const fn quick() -> Self {

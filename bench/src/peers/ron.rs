@@ -1,10 +1,10 @@
 //! Ours: two endpoints with their supervisors and metrics, as a host has them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ron_core::{
     Deadline, Inbox, LaneSpec, Metrics, NodeId, Supervisor,
-    net::{Endpoint, EndpointSettings, Identity, Link},
+    net::{Endpoint, EndpointSettings, Identity, KeyPolicy, Link, Quic},
 };
 
 use super::ALPN;
@@ -32,6 +32,13 @@ impl End {
     }
 }
 
+/// What carries the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Tcp,
+    Quic,
+}
+
 /// One end.
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint,
@@ -42,7 +49,12 @@ pub(crate) struct Node {
 
 impl Node {
     /// An endpoint that listens on these addresses, if any, for up to so many connections.
-    pub(crate) fn start(end: End, listen: &[SocketAddr], connections: u32) -> Outcome<Self> {
+    pub(crate) fn start(
+        end: End,
+        carrier: Carrier,
+        listen: &[SocketAddr],
+        connections: u32,
+    ) -> Outcome<Self> {
         let metrics = Metrics::default();
         let supervisor = Supervisor::builder("bench").metrics(metrics.clone()).start();
         let settings = EndpointSettings {
@@ -53,6 +65,9 @@ impl Node {
             ..EndpointSettings::default()
         };
         let mut builder = Endpoint::builder(end.identity()).settings(settings);
+        if carrier == Carrier::Quic {
+            builder = builder.transport(Arc::new(Quic::new(&end.identity(), KeyPolicy::default())?));
+        }
         for addr in listen {
             builder = builder.listen(*addr);
         }
@@ -83,9 +98,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn start() -> Outcome<Self> {
-        let here = Node::start(End::Dials, &[], 16)?;
-        let there = Node::start(End::Listens, &["127.0.0.1:0".parse()?], 1024)?;
+    pub(crate) fn start(carrier: Carrier) -> Outcome<Self> {
+        let here = Node::start(End::Dials, carrier, &[], 16)?;
+        let there = Node::start(End::Listens, carrier, &["127.0.0.1:0".parse()?], 1024)?;
         Ok(Pair { here, there })
     }
 
@@ -94,5 +109,48 @@ impl Pair {
         let dialled = self.here.dial(self.there.endpoint.local_addrs()[0]).await?;
         let accepted = self.there.inbox.recv().await.ok_or("the endpoint has stopped")?;
         Ok((dialled, accepted))
+    }
+
+    pub(crate) async fn stop(self) {
+        self.here.supervisor.shutdown().await;
+        self.there.supervisor.shutdown().await;
+    }
+}
+
+/// Sessions on such links.
+pub(crate) mod rpc {
+    use std::{sync::Arc, time::Duration};
+
+    use ron_core::net::{
+        Link,
+        rpc::{Handling, Method, Request, RpcSettings, Service, Session, Side},
+    };
+
+    use super::Node;
+    use crate::measure::Outcome;
+
+    const PROTO: u16 = 40_000;
+
+    /// Answers with what was asked.
+    pub(crate) const ECHO: Method = Method { number: 1, name: "echo" };
+
+    struct Echo;
+
+    impl Service for Echo {
+        fn call(&self, request: Request) -> Handling {
+            Handling::Done(Ok(request.body().clone()))
+        }
+    }
+
+    /// The session that this end has on `link`. It does not close for being idle.
+    pub(crate) async fn session(link: Link, side: Side, node: &Node) -> Outcome<Session> {
+        let hour = Duration::from_secs(3600);
+        let settings = RpcSettings {
+            idle_timeout: hour,
+            hello_timeout: Duration::from_secs(30),
+            ..RpcSettings::default()
+        };
+        let spawner = node.supervisor.spawner();
+        Ok(Session::start(link, side, PROTO, Arc::new(Echo), settings, &spawner, &node.metrics).await?)
     }
 }

@@ -1,5 +1,5 @@
 //! Bare tokio-rustls, with the keys and parameters that our own transport has: TLS 1.3, raw ed25519 keys on both
-//! sides, X25519MLKEM768, no resumption.
+//! sides, X25519MLKEM768 first, no resumption.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -38,7 +38,7 @@ pub(crate) struct Tls {
 impl Tls {
     pub(crate) fn new() -> Outcome<Self> {
         let provider = Arc::new(CryptoProvider {
-            kx_groups: vec![aws_lc_rs::kx_group::X25519MLKEM768],
+            kx_groups: vec![aws_lc_rs::kx_group::X25519MLKEM768, aws_lc_rs::kx_group::X25519],
             ..aws_lc_rs::default_provider()
         });
         let algorithms = provider.signature_verification_algorithms;

@@ -15,12 +15,12 @@ use tokio::{
 use crate::{
     measure::{Bench, Contender, Outcome, Sample, Stopwatch, interleave, runtime, table, whole},
     peers::{
-        ron::{End, Node},
+        ron::{Carrier, End, Node},
         tls::Tls,
     },
 };
 
-const HANDSHAKES: u64 = 2000;
+const HANDSHAKES: u64 = 1000;
 
 /// Several, since a pair of addresses has 28 thousand ports and each stays taken for a while.
 pub(super) const ADDRESSES: [&str; 4] = ["127.0.0.1:0", "127.0.0.2:0", "127.0.0.3:0", "127.0.0.4:0"];
@@ -70,8 +70,8 @@ fn bare(runtime: &Runtime, concurrency: u64, count: u64) -> Outcome<Sample> {
 fn ours(runtime: &Runtime, concurrency: u64, count: u64) -> Outcome<Sample> {
     runtime.block_on(async {
         let addrs: Vec<SocketAddr> = ADDRESSES.iter().map(|addr| addr.parse()).collect::<Result<_, _>>()?;
-        let there = Node::start(End::Listens, &addrs, 1024)?;
-        let here = Arc::new(Node::start(End::Dials, &[], 16)?);
+        let there = Node::start(End::Listens, Carrier::Tcp, &addrs, 1024)?;
+        let here = Arc::new(Node::start(End::Dials, Carrier::Tcp, &[], 16)?);
         let (inbox, addrs) = (there.inbox, there.endpoint.local_addrs().to_vec());
         tokio::spawn(async move {
             while let Some(link) = inbox.recv().await {

@@ -11,7 +11,7 @@ use std::{
     net::SocketAddr,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -23,6 +23,7 @@ use ron_core::{
     net::{
         Link,
         oap::{FrameReader, FrameWriter, ReadSettings},
+        rpc::{Session, Side},
     },
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -38,7 +39,7 @@ use crate::{
     measure::{Bench, Outcome, median, runtime, table, whole},
     peers::{
         codec,
-        ron::{EGRESS, End, Node},
+        ron::{Carrier, EGRESS, End, Node, rpc},
         tls::Tls,
     },
 };
@@ -72,7 +73,8 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
     let mut rows = Vec::new();
     for (kind, called) in [
         ("bare", "tokio-rustls, one task that reads"),
-        ("ours", "`Endpoint` and OAP/1, reader and writer task"),
+        ("frames", "`Endpoint`, OAP/1 reader and writer tasks"),
+        ("rpc", "`Endpoint`, rpc session"),
     ] {
         let (mut dialling, mut listening, mut rates) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..bench.rounds.min(ROUNDS_MOST) {
@@ -168,14 +170,13 @@ impl Drop for Process {
 pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
     raise_file_limit()?;
     let runtime = runtime()?;
-    let [kind, rest @ ..] = arguments else { return Err("a kind of session is missing".into()) };
-    let open = Arc::new(AtomicUsize::new(0));
     let _inside = runtime.enter();
+    let [kind, rest @ ..] = arguments else { return Err("a kind of session is missing".into()) };
     let (end, addrs) = match role {
-        "listen" => runtime.block_on(listen(kind, &open))?,
+        "listen" => runtime.block_on(listen(kind))?,
         "dial" => {
             let addrs = rest.first().ok_or("addresses are missing")?.split(',');
-            (dialler(kind)?, addrs.map(str::parse).collect::<Result<_, _>>()?)
+            (Here::new(kind, End::Dials, &[])?, addrs.map(str::parse).collect::<Result<_, _>>()?)
         }
         other => return Err(format!("no role {other}").into()),
     };
@@ -184,10 +185,10 @@ pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
         let answer = match order.split_once(' ').unwrap_or((&order, "")) {
             ("addrs", _) => addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
             ("open", count) => {
-                runtime.block_on(dial_all(&end, &addrs, count.parse()?, &open))?;
+                runtime.block_on(dial_all(&end, &addrs, count.parse()?))?;
                 "done".to_owned()
             }
-            ("sessions", _) => open.load(Ordering::Relaxed).to_string(),
+            ("sessions", _) => end.sessions().to_string(),
             ("resident", _) => resident()?.to_string(),
             (other, _) => return Err(format!("no order {other}").into()),
         };
@@ -197,102 +198,157 @@ pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
     std::process::exit(0)
 }
 
-/// One end, whichever of the two it is.
+/// One end, whichever of the two it is, and its sessions.
 #[derive(Clone)]
-enum Here {
+struct Here {
+    how: How,
+    /// Tasks that wait for a frame.
+    waiting: Arc<AtomicUsize>,
+    calling: Arc<Mutex<Vec<Session>>>,
+}
+
+#[derive(Clone)]
+enum How {
     Bare(Tls),
-    Ours(Arc<Node>),
+    Frames(Arc<Node>),
+    Rpc(Arc<Node>),
 }
 
-fn dialler(kind: &str) -> Outcome<Here> {
-    Ok(match kind {
-        "bare" => Here::Bare(Tls::new()?),
-        _ => Here::Ours(Arc::new(Node::start(End::Dials, &[], 16)?)),
-    })
-}
-
-async fn listen(kind: &str, open: &Arc<AtomicUsize>) -> Outcome<(Here, Vec<SocketAddr>)> {
-    if kind == "bare" {
-        let (tls, mut addrs) = (Tls::new()?, Vec::new());
-        for addr in ADDRESSES {
-            let listener = TcpListener::bind(addr).await?;
-            addrs.push(listener.local_addr()?);
-            let (tls, open) = (tls.clone(), Arc::clone(open));
-            tokio::spawn(async move {
-                while let Ok((tcp, _)) = listener.accept().await {
-                    let (tls, open) = (tls.clone(), Arc::clone(&open));
-                    tokio::spawn(async move {
-                        if let Ok(stream) = tls.accept(tcp).await {
-                            hold_bare(stream, &open);
-                        }
-                    });
-                }
-            });
-        }
-        return Ok((Here::Bare(tls), addrs));
+impl Here {
+    fn new(kind: &str, end: End, listen: &[SocketAddr]) -> Outcome<Self> {
+        let node = || Outcome::Ok(Arc::new(Node::start(end, Carrier::Tcp, listen, 2 * SESSIONS as u32)?));
+        let how = match kind {
+            "bare" => How::Bare(Tls::new()?),
+            "frames" => How::Frames(node()?),
+            "rpc" => How::Rpc(node()?),
+            other => return Err(format!("no kind {other}").into()),
+        };
+        Ok(Here { how, waiting: Arc::default(), calling: Arc::default() })
     }
-    let addrs: Vec<SocketAddr> = ADDRESSES.iter().map(|addr| addr.parse()).collect::<Result<_, _>>()?;
-    let node = Arc::new(Node::start(End::Listens, &addrs, 2 * SESSIONS as u32)?);
-    let addrs = node.endpoint.local_addrs().to_vec();
-    let (there, open) = (Arc::clone(&node), Arc::clone(open));
-    tokio::spawn(async move {
-        while let Some(link) = there.inbox.recv().await {
-            hold(link, &there, &open);
+
+    async fn dial(&self, addr: SocketAddr) -> Outcome<()> {
+        match &self.how {
+            How::Bare(tls) => self.hold_bare(tls.dial(addr).await?),
+            How::Frames(node) | How::Rpc(node) => self.hold(node.dial(addr).await?, Side::Dialer).await?,
         }
-    });
-    Ok((Here::Ours(node), addrs))
+        Ok(())
+    }
+
+    async fn hold(&self, link: Link, side: Side) -> Outcome<()> {
+        match &self.how {
+            How::Rpc(node) => {
+                let session = rpc::session(link, side, node).await?;
+                self.calling().push(session);
+            }
+            How::Frames(node) => self.hold_frames(link, node),
+            How::Bare(_) => self.hold_bare(link.stream),
+        }
+        Ok(())
+    }
+
+    /// One task that waits for a frame.
+    fn hold_bare(&self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let waiting = Waiting::new(&self.waiting);
+        tokio::spawn(async move {
+            let mut frames = Framed::new(stream, codec());
+            while let Some(Ok(_)) = frames.next().await {}
+            drop(waiting);
+        });
+    }
+
+    /// One task that waits for a frame, one that waits for something to send, and the lane between it and whoever has
+    /// something.
+    fn hold_frames(&self, link: Link, node: &Node) {
+        let (read, write) = tokio::io::split(link.stream);
+        let (lane, inbox) = Lane::open(EGRESS, &node.metrics);
+        let writer = FrameWriter::new(write, &node.metrics);
+        let settings = ReadSettings { idle_timeout: Duration::from_secs(3600), ..ReadSettings::default() };
+        let mut reader = FrameReader::new(read, settings, &node.metrics);
+        let waiting = Waiting::new(&self.waiting);
+        let _ = node.supervisor.spawn(WRITER, |stop| async {
+            let _ = writer.run(inbox, stop).await;
+        });
+        let _ = node.supervisor.spawn(READER, move |_| async move {
+            while let Ok(Some(_)) = reader.next().await {}
+            drop((lane, waiting));
+        });
+    }
+
+    /// How many live.
+    fn sessions(&self) -> usize {
+        let calling = self.calling().iter().filter(|session| session.is_open()).count();
+        calling + self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn calling(&self) -> MutexGuard<'_, Vec<Session>> {
+        self.calling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-async fn dial_all(here: &Here, addrs: &[SocketAddr], count: usize, open: &Arc<AtomicUsize>) -> Outcome<()> {
+/// Counts while it lives.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(Arc::clone(count))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Takes in what comes to [`ADDRESSES`], in tasks of its own.
+async fn listen(kind: &str) -> Outcome<(Here, Vec<SocketAddr>)> {
+    let addrs: Vec<SocketAddr> = ADDRESSES.iter().map(|addr| addr.parse()).collect::<Result<_, _>>()?;
+    let here = Here::new(kind, End::Listens, &addrs)?;
+    if let How::Frames(node) | How::Rpc(node) = &here.how {
+        let (end, node) = (here.clone(), Arc::clone(node));
+        let addrs = node.endpoint.local_addrs().to_vec();
+        tokio::spawn(async move {
+            while let Some(link) = node.inbox.recv().await {
+                let end = end.clone();
+                tokio::spawn(async move { end.hold(link, Side::Acceptor).await });
+            }
+        });
+        return Ok((here, addrs));
+    }
+    let How::Bare(tls) = &here.how else { return Err("there is no other way".into()) };
+    let mut taken = Vec::new();
+    for addr in addrs {
+        let listener = TcpListener::bind(addr).await?;
+        taken.push(listener.local_addr()?);
+        let (end, tls) = (here.clone(), tls.clone());
+        tokio::spawn(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let (end, tls) = (end.clone(), tls.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = tls.accept(tcp).await {
+                        end.hold_bare(stream);
+                    }
+                });
+            }
+        });
+    }
+    Ok((here, taken))
+}
+
+async fn dial_all(here: &Here, addrs: &[SocketAddr], count: usize) -> Outcome<()> {
     let mut tasks = JoinSet::new();
     for addr in addrs.iter().copied().cycle().take(count) {
         if tasks.len() == DIALS {
             tasks.join_next().await.ok_or("there are tasks")???;
         }
-        let (here, open) = (here.clone(), Arc::clone(open));
-        tasks.spawn(async move {
-            match here {
-                Here::Bare(tls) => hold_bare(tls.dial(addr).await?, &open),
-                Here::Ours(node) => hold(node.dial(addr).await?, &node, &open),
-            }
-            Outcome::Ok(())
-        });
+        let here = here.clone();
+        tasks.spawn(async move { here.dial(addr).await });
     }
     while let Some(done) = tasks.join_next().await {
         done??;
     }
     Ok(())
-}
-
-/// A bare session: one task that waits for a frame.
-fn hold_bare(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, open: &Arc<AtomicUsize>) {
-    open.fetch_add(1, Ordering::Relaxed);
-    let open = Arc::clone(open);
-    tokio::spawn(async move {
-        let mut frames = Framed::new(stream, codec());
-        while let Some(Ok(_)) = frames.next().await {}
-        open.fetch_sub(1, Ordering::Relaxed);
-    });
-}
-
-/// A session of ours: one task that waits for a frame, one that waits for something to send, and the lane between it
-/// and whoever has something.
-fn hold(link: Link, node: &Node, open: &Arc<AtomicUsize>) {
-    open.fetch_add(1, Ordering::Relaxed);
-    let (read, write) = tokio::io::split(link.stream);
-    let (lane, inbox) = Lane::open(EGRESS, &node.metrics);
-    let writer = FrameWriter::new(write, &node.metrics);
-    let settings = ReadSettings { idle_timeout: Duration::from_secs(3600), ..ReadSettings::default() };
-    let mut reader = FrameReader::new(read, settings, &node.metrics);
-    let open = Arc::clone(open);
-    let _ = node.supervisor.spawn(WRITER, |stop| async {
-        let _ = writer.run(inbox, stop).await;
-    });
-    let _ = node.supervisor.spawn(READER, move |_| async move {
-        while let Ok(Some(_)) = reader.next().await {}
-        drop(lane);
-        open.fetch_sub(1, Ordering::Relaxed);
-    });
 }
 
 /// As many files as the system lets us have.

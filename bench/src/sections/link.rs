@@ -23,19 +23,20 @@ use crate::{
     peers::{
         BUFFER_BYTES, codec,
         quic::OneWay,
-        ron::{EGRESS, Pair, QUEUE, soon},
+        ron::{Carrier, EGRESS, Pair, QUEUE, soon},
         tls::Tls,
     },
 };
 
 /// Bytes of a payload, how they are called, and how many are sent in a round: about half a second.
 const SIZES: [(usize, &str, u64); 3] =
-    [(64, "64 B", 4_000_000), (1 << 10, "1 KiB", 1_000_000), (64 << 10, "64 KiB", 20_000)];
+    [(64, "64 B", 3_000_000), (1 << 10, "1 KiB", 800_000), (64 << 10, "64 KiB", 15_000)];
 
 pub(crate) fn run(bench: &Bench) -> Outcome<()> {
     let runtime = runtime()?;
     let tls = Tls::new()?;
-    let pair = runtime.block_on(async { Pair::start() })?;
+    let pair = runtime.block_on(async { Pair::start(Carrier::Tcp) })?;
+    let quic = runtime.block_on(async { Pair::start(Carrier::Quic) })?;
     let mut rows = Vec::new();
     for (size, called, frames) in SIZES {
         let load = Load { payload: Bytes::from(vec![7; size]), frames: bench.scaled(frames) };
@@ -45,6 +46,7 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
             Contender::new("OAP/1 over TLS, without the queue", || direct(&runtime, &pair, &load)),
             Contender::new("OAP/1 over TLS", || ours(&runtime, &pair, &load)),
             Contender::new("quinn, LengthDelimitedCodec", || bare_quic(&runtime, &tls, &load)),
+            Contender::new("OAP/1 over QUIC", || ours(&runtime, &quic, &load)),
         ];
         let series = interleave(bench, contenders)?;
         for contender in &series {
@@ -59,8 +61,7 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         }
     }
     table(&["Payloads", "Frames/s", "MiB/s", "CPU µs per frame, both ends", "Ratio"], &rows);
-    runtime
-        .block_on(async { (pair.here.supervisor.shutdown().await, pair.there.supervisor.shutdown().await) });
+    runtime.block_on(async { tokio::join!(pair.stop(), quic.stop()) });
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use ron_core::{
     net::{
         Link, Stream,
         oap::{Frame, FrameReader, FrameWriter, ReadSettings},
+        rpc::Side,
     },
 };
 use tokio::{
@@ -18,7 +19,7 @@ use tokio::{
 use crate::{
     measure::{Bench, Contender, Outcome, interleave, quantile, runtime, table},
     peers::{
-        ron::{EGRESS, Node, Pair, soon},
+        ron::{Carrier, EGRESS, Node, Pair, rpc, soon},
         tls::Tls,
     },
 };
@@ -29,12 +30,13 @@ const TRIPS: u64 = 20_000;
 pub(crate) fn run(bench: &Bench) -> Outcome<()> {
     let runtime = runtime()?;
     let tls = Tls::new()?;
-    let pair = runtime.block_on(async { Pair::start() })?;
+    let pair = runtime.block_on(async { Pair::start(Carrier::Tcp) })?;
     let trips = bench.scaled(TRIPS);
     let contenders = vec![
         Contender::new("tokio-rustls, bare bytes", || bare(&runtime, &tls, trips)),
         Contender::new("OAP/1 frames", || frames(&runtime, &pair, trips)),
         Contender::new("OAP/1 frames through a queue and a writer task", || queued(&runtime, &pair, trips)),
+        Contender::new("rpc", || calls(&runtime, &pair, trips)),
     ];
     let series = interleave(bench, contenders)?;
     let rows: Vec<_> = series
@@ -50,8 +52,7 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         })
         .collect();
     table(&["64 B there and back", "p50 µs", "p99 µs", "p50 ratio"], &rows);
-    runtime
-        .block_on(async { (pair.here.supervisor.shutdown().await, pair.there.supervisor.shutdown().await) });
+    runtime.block_on(pair.stop());
     Ok(())
 }
 
@@ -179,6 +180,29 @@ fn queued(runtime: &Runtime, pair: &Pair, trips: u64) -> Outcome<Times> {
         let times = times.await?;
         echo.await??;
         (here.await??, there.await??);
+        times
+    })
+}
+
+fn calls(runtime: &Runtime, pair: &Pair, trips: u64) -> Outcome<Times> {
+    runtime.block_on(async {
+        let (dialled, accepted) = pair.link().await?;
+        let (here, there) = tokio::try_join!(
+            rpc::session(dialled, Side::Dialer, &pair.here),
+            rpc::session(accepted, Side::Acceptor, &pair.there)
+        )?;
+        let caller = here.clone();
+        let times = tokio::spawn(async move {
+            let mut trips = Trips::new(trips);
+            loop {
+                caller.call(rpc::ECHO, &MESSAGE, soon()).await?;
+                if !trips.another() {
+                    return Outcome::Ok(trips.finish());
+                }
+            }
+        });
+        let times = times.await?;
+        tokio::join!(here.shutdown(), there.shutdown());
         times
     })
 }
