@@ -45,6 +45,8 @@ pub(crate) struct Node {
     pub(crate) inbox: Inbox<Link>,
     pub(crate) metrics: Metrics,
     pub(crate) supervisor: Supervisor,
+    /// The name of the end that listens.
+    listener: NodeId,
 }
 
 impl Node {
@@ -73,17 +75,13 @@ impl Node {
         }
         let endpoint = builder.start(&supervisor)?;
         let inbox = endpoint.register(ALPN, LINKS)?;
-        Ok(Node { endpoint, inbox, metrics, supervisor })
+        let listener = End::Listens.identity().node_id();
+        Ok(Node { endpoint, inbox, metrics, supervisor, listener })
     }
 
     pub(crate) async fn dial(&self, addr: SocketAddr) -> Outcome<Link> {
-        Ok(self.endpoint.connect(listener_id(), &[addr], ALPN, soon()).await?)
+        Ok(self.endpoint.connect(self.listener, &[addr], ALPN, soon()).await?)
     }
-}
-
-/// The name of the end that listens.
-pub(crate) fn listener_id() -> NodeId {
-    End::Listens.identity().node_id()
 }
 
 /// Long enough for anything here.

@@ -124,7 +124,7 @@ async fn time(dialler: &Dialler, concurrency: u64, count: u64, addrs: &[SocketAd
 async fn welcome(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Outcome<()> {
     stream.write_all(&[1]).await?;
     stream.flush().await?;
-    stream.read(&mut [0]).await?;
+    let _ends = stream.read(&mut [0]).await?;
     Ok(())
 }
 

@@ -355,7 +355,7 @@ async fn dial_all(here: &Here, addrs: &[SocketAddr], count: usize) -> Outcome<()
 fn raise_file_limit() -> Outcome<u64> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit.clone())?;
+    setrlimit(Resource::Nofile, limit)?;
     Ok(limit.current.unwrap_or(u64::MAX))
 }
 

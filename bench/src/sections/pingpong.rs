@@ -179,7 +179,8 @@ fn queued(runtime: &Runtime, pair: &Pair, trips: u64) -> Outcome<Times> {
         });
         let times = times.await?;
         echo.await??;
-        (here.await??, there.await??);
+        here.await??;
+        there.await??;
         times
     })
 }

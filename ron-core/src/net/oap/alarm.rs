@@ -22,12 +22,17 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// Runs `work` until it is done, or gives `None` at the deadline.
-    pub(super) async fn limit<T>(&mut self, until: Deadline, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
+    /// Runs `work` until it is done, or gives `None` at the deadline. What is done at once asks for no deadline, and so
+    /// reads no clock.
+    pub(super) async fn limit<T>(
+        &mut self,
+        mut until: impl FnMut() -> Deadline,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let (mut work, mut due) = (pin!(work), None);
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending => self.poll_passed(until, cx).map(|()| None),
+            Poll::Pending => self.poll_passed(*due.get_or_insert_with(&mut until), cx).map(|()| None),
         })
         .await
     }
@@ -67,7 +72,7 @@ mod tests {
         let mut alarm = Alarm::default();
         for seconds in [5, 60, 1, 1, 0, 7] {
             let (began, wait) = (now(), Duration::from_secs(seconds));
-            assert_eq!(alarm.limit(Deadline::after(wait), pending::<()>()).await, None);
+            assert_eq!(alarm.limit(|| Deadline::after(wait), pending::<()>()).await, None);
             assert_eq!(now() - began, wait);
         }
     }
@@ -76,7 +81,7 @@ mod tests {
     async fn one_that_was_given_up_does_not_disturb_the_next() {
         let mut alarm = Alarm::default();
         for _ in 0..10 {
-            let until = Deadline::after(Duration::from_secs(5));
+            let until = || Deadline::after(Duration::from_secs(5));
             let work = tokio::time::sleep(Duration::from_secs(4));
             assert_eq!(alarm.limit(until, work).await, Some(()));
         }

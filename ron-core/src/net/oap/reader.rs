@@ -127,7 +127,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 Wait::Frame { until } => (until, WireError::Idle),
                 Wait::Nothing => unreachable!("set above"),
             };
-            let until_now = if shrinks { until.within(SHRINK_AFTER) } else { until };
+            let until_now = || if shrinks { until.within(SHRINK_AFTER) } else { until };
             let read = read(&mut self.io, &mut self.buffer, quiet);
             match self.alarm.limit(until_now, read).await {
                 Some(read) => {

@@ -15,14 +15,12 @@ use crate::{Counter, Deadline, Held, Inbox, Metrics, Stop};
 /// A payload up to this size is copied next to its header: cheaper than a vector entry of its own.
 const COPY_MAX: usize = 4 << 10;
 
-/// Bytes gathered before they are written: sixteen full TLS records. More would only add delay.
-const BATCH_BYTES: usize = 256 << 10;
+/// Bytes gathered before they are written: four full TLS records. More would fall out of the cache on the way.
+const BATCH_BYTES: usize = 64 << 10;
 
-/// Frames taken from the lane in one visit.
-const BATCH_FRAMES: usize = 128;
-
-/// Gathered bytes in one piece: beyond what fits a cache, growing it and copying out of it cost more than a piece.
-const SCRATCH_MAX: usize = 64 << 10;
+/// What is taken from the lane in one visit. Whoever waits for room is woken once for all of it.
+const TAKE_FRAMES: usize = 256;
+const TAKE_BYTES: usize = 256 << 10;
 
 /// Pieces in one vectored write.
 const PIECES_MAX: usize = 64;
@@ -98,34 +96,27 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
             };
             let Some(frame) = next else { return Ok(()) };
             self.queue(frame)?;
-            let mut batch = Vec::new();
+            let mut taken = Vec::new();
             loop {
                 // Frames that come while others are written share the flush.
-                let more = self.gather(inbox, &mut batch)?;
-                if self.is_full() || !more {
-                    if self.queued == 0 {
-                        break;
+                take(inbox, &mut taken);
+                if taken.is_empty() && self.queued == 0 {
+                    break;
+                }
+                // Encoded where they are: a frame is larger than most of what it carries.
+                for frame in &taken {
+                    self.encode(&frame.item)?;
+                    if self.is_full() {
+                        self.write().await?;
                     }
+                }
+                if taken.is_empty() {
                     self.write().await?;
                 }
+                taken.clear();
             }
             self.flush().await?;
         }
-    }
-
-    /// Takes what waits in the lane, up to a batch. Tells whether there was anything.
-    fn gather(&mut self, inbox: &Inbox<Frame>, batch: &mut Vec<Held<Frame>>) -> Result<bool, FrameError> {
-        let (mut frames, mut bytes) = (0, self.queued);
-        inbox.try_recv_while(batch, |frame| {
-            let takes = frames < BATCH_FRAMES && bytes < BATCH_BYTES;
-            (frames, bytes) = (frames + 1, bytes + frame.encoded_len());
-            takes
-        });
-        let any = !batch.is_empty();
-        // Encoded where they are and dropped together: a frame is larger than most of what it carries.
-        batch.iter().try_for_each(|frame| self.encode(&frame.item))?;
-        batch.clear();
-        Ok(any)
     }
 
     /// Gathers a frame. Nothing is written before [`write`](Self::write) or [`flush`](Self::flush).
@@ -146,9 +137,6 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.scratch.extend_from_slice(cap);
         if copied == payload.len() {
             self.scratch.extend_from_slice(payload);
-            if self.scratch.len() >= SCRATCH_MAX {
-                self.seal();
-            }
         } else {
             self.seal();
             self.pieces.push_back(payload.clone());
@@ -175,8 +163,10 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     pub async fn write(&mut self) -> Result<(), WireError> {
         self.seal();
         while self.queued > 0 {
-            let (until, goal) = (Deadline::after(self.timeout), self.queued.saturating_sub(RATE_BYTES));
+            let (mut until, goal) = (None, self.queued.saturating_sub(RATE_BYTES));
             while self.queued > goal {
+                let timeout = self.timeout;
+                let until = || *until.get_or_insert_with(|| Deadline::after(timeout));
                 let write = write_some(&mut self.io, &self.pieces);
                 let written = within(&mut self.alarm, until, &self.metrics, "frame_write", write).await?;
                 if written == 0 {
@@ -197,7 +187,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         if self.scratch.capacity() > SCRATCH_KEPT {
             self.scratch = BytesMut::new();
         }
-        let until = Deadline::after(self.timeout);
+        let until = || Deadline::after(self.timeout);
         within(&mut self.alarm, until, &self.metrics, "frame_write", self.io.flush()).await
     }
 
@@ -206,7 +196,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// # Errors
     /// As [`write`](Self::write).
     pub async fn shutdown(mut self) -> Result<(), WireError> {
-        let until = Deadline::after(self.timeout);
+        let until = || Deadline::after(self.timeout);
         within(&mut self.alarm, until, &self.metrics, "frame_close", self.io.shutdown()).await
     }
 
@@ -230,6 +220,16 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     }
 }
 
+/// What waits in the lane, up to a limit.
+fn take(inbox: &Inbox<Frame>, taken: &mut Vec<Held<Frame>>) {
+    let (mut frames, mut bytes) = (0, 0);
+    inbox.try_recv_while(taken, |frame| {
+        let takes = frames < TAKE_FRAMES && bytes < TAKE_BYTES;
+        (frames, bytes) = (frames + 1, bytes + frame.encoded_len());
+        takes
+    });
+}
+
 /// One vectored write of as many pieces as fit. Their list is on the stack and only while it is written: as a part of
 /// the task it would be its largest, several times over, in every session that has nothing to send.
 async fn write_some<W: AsyncWrite + Unpin>(io: &mut W, pieces: &VecDeque<Bytes>) -> std::io::Result<usize> {
@@ -244,7 +244,7 @@ async fn write_some<W: AsyncWrite + Unpin>(io: &mut W, pieces: &VecDeque<Bytes>)
 /// One step of the stream, within its time.
 async fn within<T>(
     alarm: &mut Alarm,
-    until: Deadline,
+    until: impl FnMut() -> Deadline,
     metrics: &Metrics,
     op: &'static str,
     step: impl Future<Output = std::io::Result<T>>,
