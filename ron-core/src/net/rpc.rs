@@ -50,6 +50,8 @@ mod error;
 mod peers;
 mod serve;
 mod session;
+mod shared;
+mod tasks;
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -149,8 +151,11 @@ pub struct RpcSettings {
     pub hello_timeout: Duration,
     /// A session on which nothing is open and nothing came for this long is closed. Default 60 s.
     pub idle_timeout: Duration,
-    /// How long open calls may take after a shutdown was asked for. Default 3 s.
+    /// How long open calls may take after a shutdown was asked for. Default 3 s; less if the group has less.
     pub drain: Duration,
+    /// Bytes of answers and events that may wait to be written. Beyond it, answers are `Busy`. Default 16 MiB for one
+    /// session; [`Peers`] has one such budget for all.
+    pub queued_bytes_max: u64,
 }
 
 impl Default for RpcSettings {
@@ -164,6 +169,7 @@ impl Default for RpcSettings {
             hello_timeout: Duration::from_secs(3),
             idle_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(3),
+            queued_bytes_max: 16 << 20,
         }
     }
 }

@@ -37,6 +37,11 @@ const BACKLOG: i32 = 4096;
 
 /// A peer whose machine is gone is found out after this, and a few probes more.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_PROBE: Duration = Duration::from_secs(10);
+
+/// How long what was sent may go unacknowledged.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// An ed25519 key as a SubjectPublicKeyInfo is these bytes and the key (RFC 8410).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
@@ -203,7 +208,13 @@ fn bind(addr: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 /// Small frames go out at once, and a peer that vanished is noticed.
 fn tune(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
-    SockRef::from(tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))
+    let socket = SockRef::from(tcp);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_PROBE).with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    // While data waits for its acknowledgement there are no probes, and the system would try for a quarter of an hour.
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+    Ok(())
 }
 
 struct TcpTlsListener {

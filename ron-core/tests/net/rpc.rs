@@ -1,6 +1,8 @@
 //! Calls over sessions, on a simulated network with a clock of its own and over TLS: answers, streams, time, giving up,
 //! refusals, and peers that break the rules.
 
+mod hostile;
+
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{
@@ -592,8 +594,10 @@ impl Raw {
         self.writer.flush().await.unwrap();
     }
 
+    /// The next frame after this one is said; nothing if the session is over.
     async fn ask(&mut self, frame: Frame) -> Option<Frame> {
-        self.say(frame).await;
+        self.writer.queue(frame).unwrap();
+        self.writer.flush().await.ok()?;
         self.reader.next().await.unwrap_or(None)
     }
 }

@@ -9,8 +9,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use tokio::time::Instant;
 
-use super::{Control, Method, RpcError, session::Shared};
+use super::{Control, Method, RpcError, shared::Shared};
 use crate::{
     Counter, Deadline,
     sync::{Mutex, lock},
@@ -112,7 +113,8 @@ pub struct Chunks {
     pub(super) window: u32,
     /// Chunks taken since the last grant.
     pub(super) taken: u32,
-    pub(super) ended: bool,
+    pub(super) asked: Instant,
+    pub(super) end: Option<Result<(), RpcError>>,
 }
 
 impl Chunks {
@@ -121,8 +123,8 @@ impl Chunks {
     /// # Errors
     /// The [`RpcError`] that ended the answer; it is final, and what came before it is all there will be.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RpcError> {
-        if self.ended {
-            return Ok(None);
+        if let Some(end) = &self.end {
+            return end.clone().map(|()| None);
         }
         let slot = &*self.slot;
         let piece = self.deadline.limit(self.method.name, poll_fn(|cx| slot.poll(cx))).await;
@@ -132,12 +134,13 @@ impl Chunks {
                 Ok(Some(chunk))
             }
             Ok(Piece::Last(end)) => {
-                self.ended = true;
+                self.end = Some(end.as_ref().map(drop).map_err(Clone::clone));
                 end.map(|last| Some(last).filter(|last| !last.is_empty()))
             }
             Err(late) => {
                 self.shared.count(Counter::IoTimeouts, self.method.name);
-                self.give_up();
+                self.shared.unanswered(self.asked);
+                self.give_up(Err(late.clone().into()));
                 Err(late.into())
             }
         }
@@ -149,7 +152,7 @@ impl Chunks {
     /// As [`next`](Self::next), and [`RpcError::TooLarge`] beyond `bytes_max`.
     pub async fn gather(mut self, bytes_max: usize) -> Result<Bytes, RpcError> {
         let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
-        if self.ended && first.len() <= bytes_max {
+        if self.end.is_some() && first.len() <= bytes_max {
             return Ok(first);
         }
         let mut whole = BytesMut::from(first);
@@ -168,24 +171,22 @@ impl Chunks {
         if self.taken * 2 >= self.window {
             let chunks = std::mem::take(&mut self.taken);
             self.slot.grant(chunks);
-            self.shared.control(Control::Credit { corr: self.corr, chunks });
+            self.shared.control(self.corr, Control::Credit { corr: self.corr, chunks });
         }
     }
 
-    fn give_up(&mut self) {
-        if !self.ended {
-            self.ended = true;
+    fn give_up(&mut self, end: Result<(), RpcError>) {
+        if self.end.is_none() {
+            self.end = Some(end);
             self.slot.abandon();
-            if self.shared.is_calling(self.corr) {
-                self.shared.control(Control::Cancel { corr: self.corr });
-            }
+            self.shared.cancel(self.corr);
         }
     }
 }
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        self.give_up();
+        self.give_up(Ok(()));
     }
 }
 

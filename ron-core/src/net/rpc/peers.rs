@@ -5,7 +5,7 @@
 //! each other at once, both keep the link that the smaller name dialled and let the other one run out.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     sync::{
@@ -21,11 +21,12 @@ use tokio::time::Instant;
 use super::{
     Chunks, Method, Protocol, RpcError, RpcSettings, Service, Session, Side,
     serve::CALL,
-    session::{BULK, Owner, READER, STATE, Shared, URGENT, WRITER},
+    shared::{BULK, Owner, STATE, Shared, URGENT},
+    tasks::{READER, WRITER},
 };
 use crate::{
-    BackoffPolicy, Counter, Deadline, Inbox, Inventory, Lock, LockSpec, Metrics, NodeId, Restart, Spawner,
-    Stopped, Supervisor, Task, TaskSpec,
+    BackoffPolicy, Counter, Deadline, Inbox, Inventory, Lock, LockSpec, MemoryBudget, Metrics, NodeId,
+    Restart, Spawner, Stopped, Supervisor, Task, TaskSpec,
     net::{Endpoint, Link, NetError},
     now,
     shutdown::Latch,
@@ -47,8 +48,10 @@ const DIALER: TaskSpec = TaskSpec::new("ron-core", "rpc_dialer")
 const TABLE: LockSpec =
     LockSpec::new("ron-core", "rpc.peers", 850).guards("which session a peer has; held for a lookup");
 
-/// A retired session closes when nothing was called on it for this long: by then the peer has seen the other one.
-const RETIRE: Duration = Duration::from_secs(2);
+/// A retired session closes when nothing was called on it for this long: by then the peer, for whom HELLO may take
+/// three seconds, has seen the other one. And after some time in any case.
+const RETIRE: Duration = Duration::from_secs(4);
+const RETIRE_MAX: Duration = Duration::from_secs(20);
 
 /// Pauses between dials to a peer that cannot be reached.
 const DIAL_BACKOFF: BackoffPolicy = BackoffPolicy::new(Duration::from_millis(500), Duration::from_secs(60));
@@ -73,8 +76,11 @@ pub struct PeersSettings {
     pub sessions_max: usize,
     /// How long one dial may take, whoever waits for it. Default 5 s.
     pub dial_timeout: Duration,
-    /// How long open calls may take after a stop. Default 3 s.
+    /// How long sessions may take to finish their calls and close after a stop. Default 5 s.
     pub drain: Duration,
+    /// Bytes of answers and events that may wait to be written, over all sessions. Beyond it, answers are `Busy`.
+    /// Default 64 MiB.
+    pub queued_bytes_max: u64,
 }
 
 impl Default for PeersSettings {
@@ -83,7 +89,8 @@ impl Default for PeersSettings {
             rpc: RpcSettings::default(),
             sessions_max: 1024,
             dial_timeout: Duration::from_secs(5),
-            drain: Duration::from_secs(3),
+            drain: Duration::from_secs(5),
+            queued_bytes_max: 64 << 20,
         }
     }
 }
@@ -102,7 +109,8 @@ struct Table {
     settings: PeersSettings,
     spawner: Spawner,
     metrics: Metrics,
-    peers: Lock<HashMap<NodeId, Entry>>,
+    budget: MemoryBudget,
+    peers: Lock<BTreeMap<NodeId, Entry>>,
     this: Weak<Table>,
 }
 
@@ -118,10 +126,14 @@ struct Failed {
     times: u32,
     until: Instant,
     error: NetError,
+    /// Where it was looked for.
+    addrs: Vec<SocketAddr>,
 }
 
 /// A dial that is under way, and how many wait for it.
 struct Dial {
+    peer: NodeId,
+    addrs: Vec<SocketAddr>,
     done: Latch,
     result: Mutex<Option<Result<Session, RpcError>>>,
     waiting: AtomicUsize,
@@ -150,7 +162,8 @@ impl Peers {
             settings,
             spawner: group.spawner(),
             metrics: metrics.clone(),
-            peers: Lock::new(TABLE, HashMap::new(), metrics),
+            budget: MemoryBudget::new("rpc_queued", settings.queued_bytes_max),
+            peers: Lock::new(TABLE, BTreeMap::new(), metrics),
             this: this.clone(),
         });
         let accepting = Arc::downgrade(&table);
@@ -179,8 +192,9 @@ impl Peers {
         body: impl AsRef<[u8]>,
         deadline: Deadline,
     ) -> Result<Bytes, RpcError> {
-        let session = self.session(peer, addrs, deadline).await?;
-        session.call(method, body.as_ref(), deadline).await
+        let rpc = &self.table.settings.rpc;
+        let chunks = self.ask(peer, addrs, method, body.as_ref(), deadline, rpc.answer_chunks()).await?;
+        chunks.gather(rpc.answer_bytes_max as usize).await
     }
 
     /// Like [`call`](Self::call), with the answer as it comes.
@@ -195,8 +209,28 @@ impl Peers {
         body: impl AsRef<[u8]>,
         deadline: Deadline,
     ) -> Result<Chunks, RpcError> {
+        let window = self.table.settings.rpc.window_chunks.max(1);
+        self.ask(peer, addrs, method, body.as_ref(), deadline, window).await
+    }
+
+    async fn ask(
+        &self,
+        peer: NodeId,
+        addrs: &[SocketAddr],
+        method: Method,
+        body: &[u8],
+        deadline: Deadline,
+        window: u32,
+    ) -> Result<Chunks, RpcError> {
         let session = self.session(peer, addrs, deadline).await?;
-        session.open(method, body.as_ref(), deadline).await
+        match session.shared.ask(method, body, deadline, window).await {
+            // It closed after we had found it, and nothing was sent.
+            Err(RpcError::Closed) => {
+                let session = self.session(peer, addrs, deadline).await?;
+                session.shared.ask(method, body, deadline, window).await
+            }
+            asked => asked,
+        }
     }
 
     /// The session with `peer`, dialled if there is none. Any number of callers cause one dial; it stops when the last of
@@ -215,11 +249,12 @@ impl Peers {
             Found::Session(session) => return Ok(session),
             Found::Dial(dial) => dial,
         };
-        let waiter = Waiter(dial);
-        match deadline.limit("dial", waiter.0.done.wait()).await {
-            Ok(()) => lock(&waiter.0.result).clone().unwrap_or(Err(RpcError::Canceled)),
+        let mut waiter = Waiter { dial, table: &self.table, is_late: false };
+        match deadline.limit("dial", waiter.dial.done.wait()).await {
+            Ok(()) => lock(&waiter.dial.result).clone().unwrap_or(Err(RpcError::Canceled)),
             Err(late) => {
                 self.table.count(Counter::IoTimeouts, "dial");
+                waiter.is_late = true;
                 Err(late.into())
             }
         }
@@ -261,15 +296,25 @@ enum Found {
     Dial(Arc<Dial>),
 }
 
-/// One who waits for a dial. The last to go stops it.
-struct Waiter(Arc<Dial>);
+/// One who waits for a dial. The last to go stops it; if it went because its time was up, the peer is taken for one
+/// that does not answer.
+struct Waiter<'a> {
+    dial: Arc<Dial>,
+    table: &'a Table,
+    is_late: bool,
+}
 
-impl Drop for Waiter {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if self.0.waiting.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if let Some(task) = lock(&self.0.task).take() {
-                task.abort();
-            }
+        if self.dial.waiting.fetch_sub(1, Ordering::AcqRel) > 1 || self.dial.done.is_set() {
+            return;
+        }
+        if self.is_late {
+            self.table.count(Counter::DialFailures, "timeout");
+            let _ = self.table.failed(self.dial.peer, &self.dial.addrs, NetError::Timeout { op: "dial" });
+        }
+        if let Some(task) = lock(&self.dial.task).take() {
+            task.abort();
         }
     }
 }
@@ -305,11 +350,20 @@ impl Table {
         }
         if let Some(failed) = &entry.failed {
             let retry_after = failed.until.saturating_duration_since(now());
-            if !retry_after.is_zero() {
+            let is_tried = addrs.iter().all(|addr| failed.addrs.contains(addr));
+            if !retry_after.is_zero() && is_tried {
                 return Err(RpcError::Unreachable { error: failed.error.clone(), retry_after });
             }
         }
+        if addrs.is_empty() {
+            if entry.is_empty() {
+                peers.remove(&peer);
+            }
+            return Err(RpcError::Unreachable { error: NetError::NoAddress, retry_after: Duration::ZERO });
+        }
         let dial = Arc::new(Dial {
+            peer,
+            addrs: addrs.to_vec(),
             done: Latch::new(),
             result: Mutex::new(None),
             waiting: AtomicUsize::new(1),
@@ -317,20 +371,20 @@ impl Table {
         });
         entry.dial = Some(Arc::clone(&dial));
         drop(peers);
-        self.start_dial(&dial, peer, addrs.to_vec());
+        self.start_dial(&dial);
         Ok(Found::Dial(dial))
     }
 
-    fn start_dial(&self, dial: &Arc<Dial>, peer: NodeId, addrs: Vec<SocketAddr>) {
+    fn start_dial(&self, dial: &Arc<Dial>) {
         let Some(table) = self.this.upgrade() else { return };
         // However the task ends, and if it never runs, the dial is done and those who wait are told.
-        let over = DialOver { dial: Arc::clone(dial), table: self.this.clone(), peer };
+        let over = DialOver { dial: Arc::clone(dial), table: self.this.clone() };
         let task = self.spawner.spawn(DIALER, move |stop| async move {
             let over = over;
             let result = tokio::select! {
                 biased;
                 () = stop.requested() => Err(RpcError::Canceled),
-                result = table.dial(peer, &addrs) => result,
+                result = table.dial(over.dial.peer, &over.dial.addrs) => result,
             };
             *lock(&over.dial.result) = Some(result);
         });
@@ -342,16 +396,16 @@ impl Table {
         let link = match self.endpoint.connect(peer, addrs, self.protocol.alpn, deadline).await {
             Ok(link) => link,
             Err(NetError::Canceled) => return Err(RpcError::Canceled),
-            Err(error) => return Err(self.failed(peer, error)),
+            Err(error) => return Err(self.failed(peer, addrs, error)),
         };
         self.adopt(link, Side::Dialer).await.map_err(|error| match error {
             RpcError::Canceled | RpcError::Busy { .. } => error,
-            error => self.failed(peer, NetError::Handshake { message: error.to_string() }),
+            error => self.failed(peer, addrs, NetError::Handshake { message: error.to_string() }),
         })
     }
 
     /// Remembers that `peer` could not be reached, and until when it is not tried again.
-    fn failed(&self, peer: NodeId, error: NetError) -> RpcError {
+    fn failed(&self, peer: NodeId, addrs: &[SocketAddr], error: NetError) -> RpcError {
         let mut peers = self.peers.lock();
         if peers.len() > FAILED_MAX + self.settings.sessions_max {
             let now = now();
@@ -362,9 +416,13 @@ impl Table {
         }
         let entry = peers.entry(peer).or_default();
         let times = entry.failed.as_ref().map_or(1, |failed| failed.times.saturating_add(1));
-        let mut backoff = DIAL_BACKOFF.with_seed(u64::from(peer.as_bytes()[0]) << 8 | u64::from(times));
+        // Of our own, so that the nodes that lost a peer together do not look for it together.
+        let pair = self.endpoint.node_id().distance(&peer);
+        let pair = pair.as_bytes().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let mut backoff = DIAL_BACKOFF.with_seed(pair ^ u64::from(times));
         let retry_after = (0..times.min(16)).map(|_| backoff.next_delay()).last().unwrap_or_default();
-        entry.failed = Some(Failed { times, until: now() + retry_after, error: error.clone() });
+        let addrs = addrs.to_vec();
+        entry.failed = Some(Failed { times, until: now() + retry_after, error: error.clone(), addrs });
         RpcError::Unreachable { error, retry_after }
     }
 
@@ -380,6 +438,7 @@ impl Table {
             rpc,
             &self.spawner,
             &self.metrics,
+            &self.budget,
             Some(owner),
         )
         .await?;
@@ -388,40 +447,52 @@ impl Table {
 
     fn keep(&self, session: Session) -> Result<Session, RpcError> {
         let mut peers = self.peers.lock();
-        let here = self.endpoint.node_id();
         let entry = peers.entry(session.peer()).or_default();
         entry.failed = None;
-        let before = entry.usable();
-        let (kept, retired) = match before {
-            Some(before) if before.shared.side != session.shared.side && is_kept(&before, here) => {
-                (before, Some(session))
+        if !session.shared.is_open() {
+            // It ended before it could be entered, and its end found nothing to take out.
+            if entry.is_empty() {
+                peers.remove(&session.peer());
             }
-            before => {
-                entry.session = Some(session.clone());
-                (session, before)
-            }
-        };
-        let surplus = self.surplus(&mut peers, &kept);
-        drop(peers);
-        if let Some(retired) = retired {
-            self.retire(retired);
+            return Err(RpcError::Closed);
         }
-        match surplus {
-            Surplus::None => Ok(kept),
-            Surplus::Closed(unused) => {
-                unused.shared.drain(Deadline::after(self.settings.rpc.drain));
-                Ok(kept)
+        let drain = Deadline::after(self.settings.rpc.drain);
+        match entry.usable() {
+            // Both dialled at once. A link that is older may be dead, and the peer's new one the proof of it.
+            Some(before) if before.shared.side != session.shared.side => {
+                let at_once = now().duration_since(before.shared.began) < self.settings.dial_timeout;
+                if at_once && self.is_kept(&before) {
+                    session.shared.retire(RETIRE, RETIRE_MAX);
+                    return Ok(before);
+                }
+                before.shared.retire(RETIRE, RETIRE_MAX);
+            }
+            Some(before) => before.shared.drain(drain, false),
+            None => {}
+        }
+        entry.session = Some(session.clone());
+        match self.surplus(&peers, &session) {
+            Surplus::None => Ok(session),
+            Surplus::Unused(unused) => {
+                unused.shared.drain(drain, false);
+                Ok(session)
             }
             Surplus::AllInUse => {
                 self.count(Counter::BusyRejections, "rpc_sessions");
-                kept.shared.drain(Deadline::after(Duration::ZERO));
+                session.shared.drain(Deadline::after(Duration::ZERO), false);
                 Err(RpcError::Busy { what: "rpc_sessions", retry_after: Duration::from_secs(1) })
             }
         }
     }
 
+    /// Whether the session is the one that both ends keep: the one that the smaller name dialled.
+    fn is_kept(&self, session: &Session) -> bool {
+        let dialled_here = session.shared.side == Side::Dialer;
+        dialled_here == (self.endpoint.node_id().as_bytes() < session.peer().as_bytes())
+    }
+
     /// What makes room for `newest`, if there are too many.
-    fn surplus(&self, peers: &mut HashMap<NodeId, Entry>, newest: &Session) -> Surplus {
+    fn surplus(&self, peers: &BTreeMap<NodeId, Entry>, newest: &Session) -> Surplus {
         let sessions = peers.values().filter_map(|entry| entry.session.as_ref());
         let sessions = sessions.filter(|session| session.shared.is_open());
         if sessions.clone().count() <= self.settings.sessions_max {
@@ -430,14 +501,9 @@ impl Table {
         let others = sessions.filter(|session| !Arc::ptr_eq(&session.shared, &newest.shared));
         let unused = others.filter_map(|session| Some((session.shared.idle_since()?, session)));
         match unused.min_by_key(|(since, session)| (*since, session.peer())) {
-            Some((_, session)) => Surplus::Closed(session.clone()),
+            Some((_, session)) => Surplus::Unused(session.clone()),
             None => Surplus::AllInUse,
         }
-    }
-
-    /// Lets a session that has been replaced run out.
-    fn retire(&self, session: Session) {
-        session.shared.retire(RETIRE);
     }
 
     fn count(&self, counter: Counter, label: &'static str) {
@@ -447,14 +513,8 @@ impl Table {
 
 enum Surplus {
     None,
-    Closed(Session),
+    Unused(Session),
     AllInUse,
-}
-
-/// Whether the session is the one that both ends keep: the one that the smaller name dialled.
-fn is_kept(session: &Session, here: NodeId) -> bool {
-    let dialled_here = session.shared.side == Side::Dialer;
-    dialled_here == (here.as_bytes() < session.peer().as_bytes())
 }
 
 impl Owner for Table {
@@ -474,17 +534,16 @@ impl Owner for Table {
 struct DialOver {
     dial: Arc<Dial>,
     table: Weak<Table>,
-    peer: NodeId,
 }
 
 impl Drop for DialOver {
     fn drop(&mut self) {
         if let Some(table) = self.table.upgrade() {
             let mut peers = table.peers.lock();
-            if let Some(entry) = peers.get_mut(&self.peer) {
+            if let Some(entry) = peers.get_mut(&self.dial.peer) {
                 entry.dial.take_if(|dial| Arc::ptr_eq(dial, &self.dial));
                 if entry.is_empty() {
-                    peers.remove(&self.peer);
+                    peers.remove(&self.dial.peer);
                 }
             }
         }
@@ -496,14 +555,10 @@ async fn accept(links: Inbox<Link>, table: Weak<Table>) {
     while let Some(link) = links.recv().await {
         let Some(table) = table.upgrade() else { return };
         let spawner = table.spawner.clone();
-        let _ = spawner.spawn(GREETER, move |stop| async move {
+        let _ = spawner.spawn(GREETER, move |_| async move {
             let remote = link.remote;
-            let adopted = tokio::select! {
-                biased;
-                () = stop.requested() => return,
-                adopted = table.adopt(link, Side::Acceptor) => adopted,
-            };
-            if let Err(error) = adopted {
+            // Not called off by a stop: HELLO has its own limit, and the link is closed in order either way.
+            if let Err(error) = table.adopt(link, Side::Acceptor).await {
                 tracing::debug!(%remote, %error, "incoming link came to no session");
                 table.count(Counter::HandshakeFailures, "hello");
             }

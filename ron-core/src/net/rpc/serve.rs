@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
 };
 
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use super::{
     super::oap::{CHUNK_BYTES, Code, Flags, Frame},
     Ask, Event, Fault, Handling, Service,
-    session::Shared,
+    shared::Shared,
 };
 use crate::{
     Counter, Deadline, NodeId, Restart, Spawner, TaskEnd, TaskSpec,
@@ -40,17 +40,31 @@ pub struct Request {
 
 /// What the exchange needs while it is open.
 pub(super) struct Serving {
-    proto: u16,
-    tenant: u128,
+    pub(super) proto: u16,
+    pub(super) tenant: u128,
     pub(super) corr: u64,
     /// The caller gave up, or the session ended.
     canceled: Latch,
     credit: Semaphore,
-    /// Whether a part of the answer is sent.
-    began: AtomicBool,
+    /// How far the answer is. Read and written under the session's lock, in which its frames are queued.
+    progress: AtomicU8,
+}
+
+/// How far an answer is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    Before = 0,
+    Begun = 1,
+    Ended = 2,
 }
 
 impl Serving {
+    fn new(request: &Frame, credit: u32) -> Self {
+        let Frame { proto, tenant, corr, .. } = *request;
+        let credit = Semaphore::new((credit as usize).min(Semaphore::MAX_PERMITS));
+        Serving { proto, tenant, corr, canceled: Latch::new(), credit, progress: AtomicU8::new(0) }
+    }
+
     pub(super) fn cancel(&self) {
         self.canceled.set();
     }
@@ -60,20 +74,22 @@ impl Serving {
         self.credit.add_permits((chunks as usize).min(room));
     }
 
+    pub(super) fn progress(&self) -> Progress {
+        match self.progress.load(Ordering::Relaxed) {
+            0 => Progress::Before,
+            1 => Progress::Begun,
+            _ => Progress::Ended,
+        }
+    }
+
+    pub(super) fn set_progress(&self, progress: Progress) {
+        self.progress.store(progress as u8, Ordering::Relaxed);
+    }
+
     /// A frame of the answer.
-    fn frame(&self, flags: Flags, code: Code, payload: Bytes) -> Frame {
+    pub(super) fn frame(&self, flags: Flags, code: Code, payload: Bytes) -> Frame {
         let Serving { proto, tenant, corr, .. } = *self;
         Frame { flags: Flags::RESP | flags, code, proto, tenant, corr, cap: Bytes::new(), payload }
-    }
-
-    /// The frame with which a part of the answer begins or goes on.
-    fn part(&self, payload: Bytes) -> Frame {
-        let first = !self.began.swap(true, Ordering::Relaxed);
-        self.frame(if first { Flags::START } else { Flags::NONE }, Code::Partial, payload)
-    }
-
-    fn has_begun(&self) -> bool {
-        self.began.load(Ordering::Relaxed)
     }
 }
 
@@ -146,18 +162,14 @@ impl Shared {
         let (ask, body) = match Ask::decode(frame.payload.clone()) {
             Ok(read) => read,
             Err(error) => {
-                return self.push_urgent(refusal(&frame, &Fault::bad_request(error.to_string())));
+                return self.refuse(&frame, &Fault::bad_request(error.to_string()));
             }
         };
+        let serving = Arc::new(Serving::new(&frame, ask.credit));
         let deadline = self.settings.deadline(ask.budget());
-        let serving = Arc::new(Serving {
-            proto: frame.proto,
-            tenant: frame.tenant,
-            corr: frame.corr,
-            canceled: Latch::new(),
-            credit: Semaphore::new((ask.credit as usize).min(Semaphore::MAX_PERMITS)),
-            began: false.into(),
-        });
+        if deadline.has_passed() {
+            return self.finish(&serving, Err(out_of_time()));
+        }
         let request = Request {
             shared: Arc::clone(self),
             serving: Arc::clone(&serving),
@@ -244,7 +256,7 @@ impl Shared {
                 Ok(done) => done,
                 Err(_) => {
                     self.count(Counter::IoTimeouts, CALL.name);
-                    Err(Fault::new(Code::Timeout, "the time of the request is spent"))
+                    Err(out_of_time())
                 }
             },
         }
@@ -264,34 +276,37 @@ impl Shared {
                 () = serving.canceled.wait() => return Err(gone()),
                 room = self.bulk_room.acquire() => room.map_err(|_| gone())?,
             };
-            // From here on nothing waits: either the chunk was not begun, or it is sent and noted as sent.
+            // From here on nothing waits: either the chunk was not begun, or it is queued and noted as sent.
+            self.push_part(serving, chunk)?;
             credit.forget();
             room.forget();
-            self.push_bulk(serving.part(chunk));
             Ok(())
         };
         deadline.limit("rpc_chunk", send).await.map_err(Fault::from)?
     }
 
     /// The end of an answer, after parts of it or as the whole of it.
-    fn finish(&self, serving: &Serving, outcome: Result<Bytes, Fault>) {
+    fn finish(&self, serving: &Arc<Serving>, outcome: Result<Bytes, Fault>) {
         let (code, payload) = match outcome {
             Ok(body) => (Code::Ok, body),
+            // A refusal that says it is none would be taken for an answer.
+            Err(Fault { code: Code::None | Code::Ok | Code::Partial, reason, .. }) => {
+                tracing::error!(%reason, "a handler refused with a code that is no refusal");
+                (Code::Failed, Fault::new(Code::Failed, reason).encode())
+            }
             Err(fault) => (fault.code, fault.encode()),
         };
-        if serving.has_begun() {
-            // Behind its chunks, in their lane. There is room: it is kept for one end per exchange.
-            self.push_bulk(serving.frame(Flags::END, code, payload));
-        } else {
-            self.push_urgent(serving.frame(Flags::NONE, code, payload));
-        }
-        self.end_serving(serving.corr);
+        self.push_end(serving, code, payload);
     }
 
     fn panicked(&self, message: &str) {
         tracing::error!(kind = CALL.name, panic = message, "task panicked");
         self.count(Counter::TasksPanicked, CALL.name);
     }
+}
+
+fn out_of_time() -> Fault {
+    Fault::new(Code::Timeout, "the time of the request is spent")
 }
 
 /// The answer to a request that is not handed to the service.

@@ -1,0 +1,210 @@
+//! The two tasks of a session: one reads, one owns the write half.
+//!
+//! However a session ends, both tasks end: in order, with what is queued written and the peer's end waited for, each
+//! for a stated time; out of order, at once. Guards see to it that everybody is told even when a task is cut off or
+//! never runs.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::io::{ReadHalf, WriteHalf};
+
+use super::{
+    super::oap::{Flags, Frame, FrameReader, FrameWriter, WireError},
+    Service,
+    shared::{Shared, Why},
+};
+use crate::{Counter, Deadline, Inbox, Restart, Spawner, Stop, StopHook, TaskSpec, net::Stream};
+
+/// How long what is queued may take to be written once the session is over, in order.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// How long the peer may take to close after us, so that what we sent last is not cut off by a reset, and how long
+/// saying that it is over may take.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// What closing takes at most, which the drain of a group leaves to its sessions.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+pub(super) const READER: TaskSpec = TaskSpec::new("ron-core", "rpc_reader")
+    .restart(Restart::Expendable)
+    .what("reads one session: hands requests to the service, answers to their callers");
+
+pub(super) const WRITER: TaskSpec = TaskSpec::new("ron-core", "rpc_writer")
+    .restart(Restart::Expendable)
+    .what("the only owner of one session's write half; shuts it down on every way out");
+
+pub(super) type Reader = FrameReader<ReadHalf<Box<dyn Stream>>>;
+pub(super) type Writer = FrameWriter<WriteHalf<Box<dyn Stream>>>;
+
+/// Held by the reader: when it is gone, the session is over for everybody.
+pub(super) struct Reading(pub(super) Arc<Shared>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.end(&Why::Aborted);
+        self.0.cut.set();
+        self.0.task_ended();
+    }
+}
+
+/// Held by the writer: when it is gone, the reader is told.
+pub(super) struct Writing(pub(super) Arc<Shared>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.writer_gone();
+        self.0.task_ended();
+    }
+}
+
+/// Writes what the lanes hold, from both in turn, until both are closed and empty, the link fails, or it is cut.
+pub(super) async fn write_all(mut writer: Writer, urgent: Inbox<Frame>, bulk: Inbox<Frame>, guard: Writing) {
+    let shared = &*guard.0;
+    let written = tokio::select! {
+        biased;
+        () = shared.cut.wait() => Ok(()),
+        written = pump(&mut writer, &urgent, &bulk, shared) => written,
+    };
+    // Nobody is to think that more can be sent while the end is being said.
+    shared.writer_gone();
+    let closed = Deadline::after(FAREWELL).limit("frame_close", writer.shutdown()).await;
+    if let Err(error) = written.and(closed.unwrap_or(Err(WireError::Slow { op: "frame_close" }))) {
+        tracing::debug!(peer = ?shared.peer, %error, "session not written to its end");
+    }
+}
+
+async fn pump(
+    writer: &mut Writer,
+    urgent: &Inbox<Frame>,
+    bulk: &Inbox<Frame>,
+    shared: &Shared,
+) -> Result<(), WireError> {
+    let queue = |writer: &mut Writer, frame: Frame, is_bulk: bool| {
+        shared.taken(&frame);
+        if is_bulk {
+            shared.bulk_room.add_permits(usize::from(!frame.flags.has(Flags::END)));
+        }
+        writer.queue(frame)
+    };
+    loop {
+        // Gather from both in turn; what is written leaves room for more.
+        let mut took = true;
+        while took && !writer.is_full() {
+            took = false;
+            for (inbox, is_bulk) in [(urgent, false), (bulk, true)] {
+                if let Some(frame) = inbox.try_recv() {
+                    queue(writer, frame, is_bulk)?;
+                    took = true;
+                }
+            }
+        }
+        if writer.queued() > 0 {
+            writer.write().await?;
+            if urgent.depth() + bulk.depth() == 0 {
+                writer.flush().await?;
+            }
+            continue;
+        }
+        let (frame, is_bulk) = tokio::select! {
+            biased;
+            frame = urgent.recv() => (frame, false),
+            Some(frame) = bulk.recv() => (Some(frame), true),
+        };
+        match frame {
+            Some(frame) => queue(writer, frame, is_bulk)?,
+            // The urgent lane is closed and empty. The bulk one closes with it: what is left of it goes out.
+            None => {
+                bulk.close();
+                while let Some(frame) = bulk.try_recv() {
+                    queue(writer, frame, true)?;
+                    if writer.is_full() {
+                        writer.write().await?;
+                    }
+                }
+                return writer.flush().await;
+            }
+        }
+    }
+}
+
+/// Reads until the session is over, and sees to it that it is over for everybody.
+pub(super) async fn read_all(
+    mut reader: Reader,
+    guard: Reading,
+    service: Arc<dyn Service>,
+    calls: Spawner,
+    stop: Stop,
+) {
+    let shared = &guard.0;
+    let _draining = drain_on(&stop, shared);
+    let why = read_frames(&mut reader, shared, &service, &calls).await;
+    match &why {
+        Why::Violation(reason) => {
+            shared.count(Counter::FrameRejects, reason);
+            tracing::debug!(peer = ?shared.peer, reason, "session ended: the peer broke a rule");
+        }
+        Why::Link(error) => tracing::debug!(peer = ?shared.peer, %error, "session ended: the link failed"),
+        _ => {}
+    }
+    shared.end(&why);
+    if why.is_orderly() {
+        let _ = Deadline::after(CLOSING).limit("closing", shared.written.wait()).await;
+        let farewell = async { while let Ok(Some(_)) = reader.next().await {} };
+        let _ = Deadline::after(FAREWELL).limit("farewell", farewell).await;
+    }
+}
+
+/// When the group stops, its sessions drain, and leave themselves time to close.
+fn drain_on(stop: &Stop, shared: &Arc<Shared>) -> StopHook {
+    let (weak, of_group) = (Arc::downgrade(shared), stop.clone());
+    stop.on_request(move || {
+        if let Some(shared) = weak.upgrade() {
+            let left = of_group.drain_until().map_or(Duration::ZERO, Deadline::remaining);
+            let drain = shared.settings.drain.min(left.saturating_sub(CLOSE_MAX));
+            shared.drain(Deadline::after(drain), true);
+        }
+    })
+}
+
+async fn read_frames(
+    reader: &mut Reader,
+    shared: &Arc<Shared>,
+    service: &Arc<dyn Service>,
+    calls: &Spawner,
+) -> Why {
+    let mut look_at: Option<Deadline> = None;
+    loop {
+        // A peer that always has something to say must not keep us from looking.
+        let is_due = look_at.is_some_and(Deadline::has_passed);
+        let next = async {
+            tokio::select! {
+                biased;
+                () = shared.poke.notified() => None,
+                read = reader.next() => Some(read),
+            }
+        };
+        let read = match look_at {
+            _ if is_due => None,
+            None => next.await,
+            Some(until) => until.limit("look", next).await.unwrap_or(None),
+        };
+        let Some(read) = read else {
+            match shared.look() {
+                Ok(until) => look_at = until,
+                Err(why) => return why,
+            }
+            continue;
+        };
+        let outcome = match read {
+            Ok(Some(frame)) => shared.received(frame, service, calls),
+            Ok(None) => return Why::PeerClosed,
+            Err(WireError::Frame(error)) if !error.is_fatal() => shared.skipped(&error),
+            Err(WireError::Idle) if shared.is_waiting() => Ok(()),
+            Err(WireError::Idle) => return Why::Idle,
+            Err(error) => return Why::Link(error),
+        };
+        if let Err(reason) = outcome {
+            return Why::Violation(reason);
+        }
+    }
+}
