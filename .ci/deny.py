@@ -178,19 +178,24 @@ def check_workspace():
     # The graph is judged by rules that are understood, or not at all.
     if unclear := list(check_rules(rules)):
         sys.exit("\n".join(unclear))
-    metadata = json.loads(cargo("metadata", "--format-version", "1", "--locked", "--all-features"))
+    graph = lambda *of: json.loads(cargo("metadata", "--format-version", "1", "--locked", "--all-features", *of))
+    metadata = graph()
     members = set(metadata["workspace_members"])
+    # What the libraries are measured against never reaches who uses them, and is held to the same rules.
+    bench = graph("--manifest-path", "bench/Cargo.toml")
+    bench["workspace_members"] += members
     published = [p["name"] for p in metadata["packages"] if p["id"] in members and p["publish"] != []]
     sizes = {library: tree_size(library) for library in published}
 
     problems = [*check_graph(rules, metadata), *check_budgets(BUDGETS, sizes)]
+    problems += [f"bench: {problem}" for problem in check_graph(rules, bench)]
     for problem in problems:
         print(f"deny: {problem}", file=sys.stderr)
     versions = Counter(package["name"] for package in metadata["packages"])
     twice = sum(count > 1 for count in versions.values())
     within = ", ".join(f"{library} {size} of {BUDGETS.get(library, 'no budget')}" for library, size in sizes.items())
     print(
-        f"deny: {len(metadata['packages'])} packages, {len(rules['licenses']['allow'])} licences allowed, "
+        f"deny: {len(metadata['packages'])} packages and {len(bench['packages'])} of bench/, {len(rules['licenses']['allow'])} licences allowed, "
         f"{len(rules['bans']['deny'])} crates banned, {twice} in several versions; crates brought: {within}; "
         f"{len(problems)} problems"
     )

@@ -76,21 +76,26 @@ impl Deadline {
         let mut work = pin!(work);
         match poll_once(work.as_mut()).await {
             Some(output) => Ok(output),
-            None => self.limit_pending(op, work).await,
+            None => self.wait(op, work).await,
         }
     }
 
-    /// [`limit`](Deadline::limit) for work that is known to be pending. What is ready after one turn of the
-    /// scheduler pays for no timer.
+    /// [`limit`](Deadline::limit) for work that is pending and that another task of this runtime is about to finish.
+    /// What is ready after one turn of the scheduler pays for no timer. Not for what comes from outside: the turn
+    /// wakes a second worker, which costs more than the timer.
     pub(crate) async fn limit_pending<F: Future>(
         self,
         op: &'static str,
         mut work: Pin<&mut F>,
     ) -> Result<F::Output, CallError> {
         tokio::task::yield_now().await;
-        if let Some(output) = poll_once(work.as_mut()).await {
-            return Ok(output);
+        match poll_once(work.as_mut()).await {
+            Some(output) => Ok(output),
+            None => self.wait(op, work).await,
         }
+    }
+
+    async fn wait<F: Future>(self, op: &'static str, work: Pin<&mut F>) -> Result<F::Output, CallError> {
         tokio::time::timeout_at(self.0, work).await.map_err(|_| CallError::Timeout { op })
     }
 }

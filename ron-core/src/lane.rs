@@ -162,6 +162,15 @@ impl<T> Lane<T> {
         if shared.spec.overflow == Overflow::ShedOldest {
             return self.try_push(item);
         }
+        // Mostly there is room, and then nothing that waits need be built.
+        let item = match &shared.scales {
+            Some(_) => item,
+            None => match shared.queue.try_push(Parcel { item, weight: None }) {
+                Ok(_) => return Ok(()),
+                Err(Refused::Full { item: parcel, .. }) => parcel.item,
+                Err(Refused::Closed(_)) => return Err(CallError::Canceled),
+            },
+        };
         let mut push = pin!(async {
             let parcel = shared.weigh(item).await?;
             shared.queue.push(parcel).await.map(drop).map_err(|_| CallError::Canceled)
@@ -197,7 +206,7 @@ impl<T> Lane<T> {
         let ticket = self.offer(make(reply)).map_err(|(error, _)| error)?;
         // Gives the place in the queue back on every way out before the answer, the dropped future included.
         let place = Place { queue: &shared.queue, ticket };
-        let answer = match deadline.limit(op, answer).await {
+        let answer = match deadline.limit_pending(op, pin!(answer)).await {
             Ok(answer) => {
                 place.was_left();
                 answer.unwrap_or(Err(CallError::Canceled))
@@ -370,15 +379,21 @@ impl<T> Inbox<T> {
 
     /// Like [`recv`](Inbox::recv), and keeps the item's share of the memory budget taken until `Held` is dropped.
     pub async fn recv_held(&self) -> Option<Held<T>> {
-        cooperative(self.consumer.0.queue.recv())
-            .await
-            .map(|Parcel { item, weight }| Held { item, _weight: weight })
+        cooperative(self.consumer.0.queue.recv()).await.map(Held::from)
     }
 
     /// The oldest item if there is one now.
     #[must_use]
     pub fn try_recv(&self) -> Option<T> {
         self.consumer.0.queue.try_recv().map(|parcel| parcel.item)
+    }
+
+    /// The oldest items there are now, for as long as `takes` says yes to the next: one visit to the queue for all.
+    /// `takes` runs under a lock, so it only looks.
+    #[cfg(any(all(feature = "net", not(ron_loom)), all(test, ron_loom)))]
+    pub(crate) fn try_recv_while(&self, into: &mut Vec<Held<T>>, mut takes: impl FnMut(&T) -> bool) {
+        let queue = &self.consumer.0.queue;
+        queue.try_recv_while(into, |parcel| takes(&parcel.item), Held::from);
     }
 
     /// [`recv`](Inbox::recv) for a thread that is not part of a runtime. Blocks it.
@@ -433,6 +448,12 @@ pub struct Held<T> {
     /// The item.
     pub item: T,
     _weight: Option<Permit>,
+}
+
+impl<T> From<Parcel<T>> for Held<T> {
+    fn from(Parcel { item, weight }: Parcel<T>) -> Self {
+        Held { item, _weight: weight }
+    }
 }
 
 /// Two lanes for one consumer: the first is preferred, the second is never starved.

@@ -388,6 +388,35 @@ fn a_waiting_producer_is_admitted_or_told() {
     });
 }
 
+#[test]
+fn overlay_writer_takes_many_and_lets_those_who_wait_in() {
+    model(|| {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (lane, inbox) = lane(TWO);
+        let producer = {
+            let (lane, dropped) = (lane.clone(), Arc::clone(&dropped));
+            thread::spawn(move || {
+                block_on(async {
+                    for number in 0..3 {
+                        assert!(lane.producer_push(Job { number, dropped: Arc::clone(&dropped) }).await);
+                    }
+                });
+            })
+        };
+        drop(lane);
+        let mut numbers = Vec::new();
+        let mut taken = Vec::new();
+        while let Some(job) = block_on(inbox.recv()) {
+            numbers.push(job.number);
+            inbox.try_recv_while(&mut taken, |_| true);
+            numbers.extend(taken.drain(..).map(|held| held.item.number));
+        }
+        producer.join().unwrap();
+        assert_eq!(numbers, [0, 1, 2]);
+        assert_eq!(dropped.load(Ordering::SeqCst), 3);
+    });
+}
+
 /// Runs a model of this file again with `bug` planted, and requires it to fail.
 fn must_fail(model: &str, bug: Bug) {
     let run = std::process::Command::new(std::env::current_exe().unwrap())

@@ -221,6 +221,29 @@ impl<T> Queue<T> {
         self.take().ok()
     }
 
+    /// Takes the oldest items in one visit, for as long as `takes` says yes to the next, and lets producers that wait in
+    /// once for all of them. Both closures run under the consumers' lock: one looks, the other rewraps.
+    #[cfg(any(all(feature = "net", not(ron_loom)), all(test, ron_loom)))]
+    pub(crate) fn try_recv_while<U>(
+        &self,
+        into: &mut Vec<U>,
+        mut takes: impl FnMut(&T) -> bool,
+        wrap: impl Fn(T) -> U,
+    ) {
+        let mut front = lock(&self.front.items);
+        if front.is_empty() {
+            mem::swap(&mut *front, &mut lock(&self.back.state).items);
+        }
+        let count = front.iter().take_while(|(_, item)| takes(item)).count();
+        if count == 0 {
+            return;
+        }
+        into.extend(front.drain(..count).map(|(_, item)| wrap(item)));
+        drop(front);
+        self.front.taken.fetch_add(count as u64, Ordering::AcqRel);
+        self.admit();
+    }
+
     /// The oldest item as soon as there is one; `None` once the queue is closed and empty. Dropping the future
     /// loses nothing.
     pub(crate) fn recv(&self) -> Recv<'_, T> {

@@ -32,6 +32,10 @@ const SHARED_MODE: u32 = 0o077;
 /// so a handshake never yields a signature that is useful here, nor the other way round.
 const SIGNED_PREFIX: &[u8] = b"ron/sign/1";
 
+/// An ed25519 seed as PKCS #8 is these bytes and the seed (RFC 8410).
+const PKCS8_PREFIX: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
 /// Names a fresh temporary file may collide with before we give up: with 64 random bits, one is already unlikely.
 const TEMP_NAMES_TRIED: u32 = 4;
 
@@ -149,9 +153,14 @@ impl Identity {
         Signature(self.key.sign(&in_domain(domain, message)).to_bytes())
     }
 
-    /// Signs the message of a TLS handshake, which says itself what it is for.
-    pub(super) fn sign_handshake(&self, message: &[u8]) -> [u8; 64] {
-        self.key.sign(message).to_bytes()
+    /// The secret as the TLS library reads it (PKCS #8), which signs handshakes with a copy of its own and wipes that,
+    /// too. The message of a handshake says itself what it is for.
+    pub(super) fn pkcs8(&self) -> Zeroizing<[u8; PKCS8_PREFIX.len() + KEY_BYTES]> {
+        let mut pkcs8 = Zeroizing::new([0; PKCS8_PREFIX.len() + KEY_BYTES]);
+        let (prefix, seed) = pkcs8.split_at_mut(PKCS8_PREFIX.len());
+        prefix.copy_from_slice(&PKCS8_PREFIX);
+        seed.copy_from_slice(self.key.as_bytes());
+        pkcs8
     }
 }
 
@@ -198,14 +207,14 @@ impl PublicKey {
         message: &[u8],
         signature: &Signature,
     ) -> Result<(), SignatureError> {
-        self.verify_bytes(&in_domain(domain, message), &signature.0)
+        let key = VerifyingKey::from_bytes(&self.0).map_err(|_| SignatureError::BadKey)?;
+        key.verify_strict(&in_domain(domain, message), &RawSignature::from_bytes(&signature.0))
+            .map_err(|_| SignatureError::BadSignature)
     }
 
-    /// Checks a signature over exactly these bytes: ours with their domain in front, or a TLS handshake's.
-    pub(super) fn verify_bytes(&self, signed: &[u8], signature: &[u8; 64]) -> Result<(), SignatureError> {
-        let key = VerifyingKey::from_bytes(&self.0).map_err(|_| SignatureError::BadKey)?;
-        key.verify_strict(signed, &RawSignature::from_bytes(signature))
-            .map_err(|_| SignatureError::BadSignature)
+    /// Whether anyone can sign for this key, because it generates next to nothing.
+    pub(super) fn has_small_order(&self) -> bool {
+        VerifyingKey::from_bytes(&self.0).is_ok_and(|key| key.is_weak())
     }
 }
 

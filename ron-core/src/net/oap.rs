@@ -9,6 +9,7 @@
 //! [`Hello`] is what two ends tell each other first, and [`FrameReader`] and [`FrameWriter`] do it over a byte stream
 //! within time and memory limits.
 
+mod alarm;
 mod codec;
 mod hello;
 mod reader;

@@ -9,18 +9,18 @@ use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
-    NamedGroup, OtherError, PeerIncompatible, ServerConfig, SignatureAlgorithm, SignatureScheme,
+    NamedGroup, OtherError, PeerIncompatible, ServerConfig, SignatureScheme,
     client::{
         AlwaysResolvesClientRawPublicKeys, Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime},
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature_with_raw_key},
+    pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime},
     server::{
         AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
-    sign::{CertifiedKey, Signer, SigningKey},
+    sign::CertifiedKey,
 };
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -85,7 +85,7 @@ impl Handshakes {
         let provider = policy.provider();
         let versions = &[&rustls::version::TLS13];
         let refused = |error: Error| NetError::Handshake { message: error.to_string() };
-        let key = HandshakeKey::certified(identity);
+        let key = certified(identity).map_err(refused)?;
 
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
@@ -347,45 +347,11 @@ struct SomebodyElse {
     found: NodeId,
 }
 
-/// Signs handshakes with the node's key, which stays where it is.
-#[derive(Debug, Clone)]
-struct HandshakeKey {
-    identity: Identity,
-    spki: [u8; 44],
-}
-
-impl HandshakeKey {
-    fn certified(identity: &Identity) -> Arc<CertifiedKey> {
-        let mut spki = [0; 44];
-        spki[..12].copy_from_slice(&SPKI_PREFIX);
-        spki[12..].copy_from_slice(identity.public_key().as_bytes());
-        let shown = vec![CertificateDer::from(spki.to_vec())];
-        Arc::new(CertifiedKey::new(shown, Arc::new(HandshakeKey { identity: identity.clone(), spki })))
-    }
-}
-
-impl SigningKey for HandshakeKey {
-    fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
-        offered.contains(&SignatureScheme::ED25519).then(|| Box::new(self.clone()) as Box<dyn Signer>)
-    }
-
-    fn public_key(&self) -> Option<SubjectPublicKeyInfoDer<'_>> {
-        Some(SubjectPublicKeyInfoDer::from(&self.spki[..]))
-    }
-
-    fn algorithm(&self) -> SignatureAlgorithm {
-        SignatureAlgorithm::ED25519
-    }
-}
-
-impl Signer for HandshakeKey {
-    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
-        Ok(self.identity.sign_handshake(message).to_vec())
-    }
-
-    fn scheme(&self) -> SignatureScheme {
-        SignatureScheme::ED25519
-    }
+/// The node's key as handshakes show it and sign with it.
+fn certified(identity: &Identity) -> Result<Arc<CertifiedKey>, Error> {
+    let key = aws_lc_rs::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(&identity.pkcs8()[..]))?;
+    let shown = [&SPKI_PREFIX[..], identity.public_key().as_bytes()].concat();
+    Ok(Arc::new(CertifiedKey::new(vec![CertificateDer::from(shown)], key)))
 }
 
 /// Checks the key that a peer shows: that it is one, that it is the expected one, and that the peer holds it.
@@ -416,18 +382,19 @@ fn key_in(shown: &CertificateDer<'_>) -> Result<PublicKey, Error> {
     key.map(PublicKey::from_bytes).ok_or(CertificateError::BadEncoding.into())
 }
 
-/// Strict, as everywhere: a key of small order would prove itself to anyone.
+/// By the TLS library, which is faster at it than the code behind [`PublicKey::verify_strict`]. What that refuses beyond
+/// a wrong signature is refused here, too: a key of small order would prove itself to anyone.
 fn check_signature(
     message: &[u8],
     shown: &CertificateDer<'_>,
     signed: &DigitallySignedStruct,
 ) -> Result<HandshakeSignatureValid, Error> {
-    let signature = <&[u8; 64]>::try_from(signed.signature()).map_err(|_| CertificateError::BadSignature)?;
-    if signed.scheme != SignatureScheme::ED25519 {
+    if signed.scheme != SignatureScheme::ED25519 || key_in(shown)?.has_small_order() {
         return Err(CertificateError::BadSignature.into());
     }
-    key_in(shown)?.verify_bytes(message, signature).map_err(|_| CertificateError::BadSignature)?;
-    Ok(HandshakeSignatureValid::assertion())
+    let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms;
+    let key = SubjectPublicKeyInfoDer::from(&shown[..]);
+    verify_tls13_signature_with_raw_key(message, &key, signed, &algorithms)
 }
 
 impl ServerCertVerifier for PeerKey {
@@ -512,6 +479,11 @@ impl ClientCertVerifier for PeerKey {
 
 #[cfg(all(test, not(ron_loom)))]
 mod tests {
+    use rustls::{
+        SignatureAlgorithm,
+        sign::{Signer, SigningKey},
+    };
+
     use super::*;
 
     const PROTOCOLS: [&str; 1] = ["test/1"];
@@ -549,10 +521,8 @@ mod tests {
 
     /// One identity's key on show, another's behind it.
     fn forged() -> Arc<CertifiedKey> {
-        let shown = HandshakeKey::certified(&node(3).0);
-        let mut spki = [0; 44];
-        spki.copy_from_slice(&shown.cert[0]);
-        Arc::new(CertifiedKey::new(shown.cert.clone(), Arc::new(HandshakeKey { identity: node(4).0, spki })))
+        let key = |seed| certified(&node(seed).0).expect("a key");
+        Arc::new(CertifiedKey::new(key(3).cert.clone(), Arc::clone(&key(4).key)))
     }
 
     /// The control: the same path with nothing wrong.
@@ -587,6 +557,39 @@ mod tests {
         assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
     }
 
+    /// The identity point as key and as half of the signature: to who does not refuse small order it proves anything.
+    #[derive(Debug)]
+    struct NobodysKey;
+
+    impl SigningKey for NobodysKey {
+        fn choose_scheme(&self, _: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+            Some(Box::new(NobodysKey))
+        }
+
+        fn algorithm(&self) -> SignatureAlgorithm {
+            SignatureAlgorithm::ED25519
+        }
+    }
+
+    impl Signer for NobodysKey {
+        fn sign(&self, _: &[u8]) -> Result<Vec<u8>, Error> {
+            Ok([&[1][..], &[0; 63]].concat())
+        }
+
+        fn scheme(&self) -> SignatureScheme {
+            SignatureScheme::ED25519
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_that_anyone_can_sign_for_is_refused() {
+        let mut client = client();
+        let shown = CertificateDer::from([&SPKI_PREFIX[..], &[1], &[0; 31]].concat());
+        let key = Arc::new(CertifiedKey::new(vec![shown], Arc::new(NobodysKey)));
+        client.client_auth_cert_resolver = Arc::new(AlwaysResolvesClientRawPublicKeys::new(key));
+        assert_eq!(accept(client).await.unwrap_err(), NetError::NoIdentity);
+    }
+
     #[tokio::test]
     async fn a_server_that_shows_a_key_it_does_not_hold_is_refused() {
         let mut handshakes = Handshakes::new(&node(1).0, KeyPolicy::default()).unwrap();
@@ -605,7 +608,7 @@ mod tests {
 
     #[test]
     fn a_key_has_one_encoding() {
-        let honest = HandshakeKey::certified(&node(1).0).cert[0].to_vec();
+        let honest = certified(&node(1).0).unwrap().cert[0].to_vec();
         assert_eq!(key_in(&honest.clone().into()), Ok(node(1).0.public_key()));
         for wrong in [Vec::new(), honest[..43].to_vec(), [&honest[..], &[0]].concat(), vec![0; 44]] {
             assert!(key_in(&wrong.into()).is_err());

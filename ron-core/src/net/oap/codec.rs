@@ -134,11 +134,16 @@ impl Frame {
     /// # Errors
     /// The [`FrameError`] that the other end would find.
     pub fn encode(self) -> Result<Encoded, FrameError> {
+        Ok(Encoded { header: self.header()?, sent: 0, cap: self.cap, payload: self.payload })
+    }
+
+    /// What is sent before the capability and the payload.
+    pub(super) fn header(&self) -> Result<[u8; HEADER_BYTES], FrameError> {
         let cap_len = u16::try_from(self.cap.len());
         let cap_len = cap_len.map_err(|_| FrameError::CapTooLong { cap_len: self.cap.len() as u64 })?;
         let kind = check(self.flags, self.code, cap_len)?;
         if self.flags.has(Flags::COMP) {
-            let Frame { proto, tenant, corr, .. } = self;
+            let Frame { proto, tenant, corr, .. } = *self;
             return Err(FrameError::Compressed { kind, proto, tenant, corr });
         }
         let len = self.encoded_len();
@@ -155,7 +160,7 @@ impl Frame {
         rest.put_u128(self.tenant);
         rest.put_u16(cap_len);
         rest.put_u64(self.corr);
-        Ok(Encoded { header, sent: 0, cap: self.cap, payload: self.payload })
+        Ok(header)
     }
 
     /// Bytes of the whole frame.
@@ -180,10 +185,6 @@ impl Encoded {
     #[must_use]
     pub fn parts(&self) -> [&[u8]; 3] {
         [&self.header[self.sent..], &self.cap, &self.payload]
-    }
-
-    pub(super) fn into_payload(self) -> Bytes {
-        self.payload
     }
 }
 

@@ -1,23 +1,30 @@
 //! Frames off a byte stream, within limits of time and memory.
 //!
-//! Memory follows what has arrived and not what was announced: a frame's buffer grows with its bytes, at most
-//! doubling. Time follows the rate: once a frame has begun, the next 64 KiB of it (or its end) must come within the
+//! Memory follows what has arrived and not what was announced: a stream that says nothing has no buffer, and a frame's
+//! buffer grows with its bytes, at most doubling. Time follows the rate: once a frame has begun, the next 64 KiB of it (or its end) must come within the
 //! read timeout, so a peer can be slow but cannot hold a half-read frame for ever.
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    io,
+    mem::MaybeUninit,
+    pin::Pin,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
-use super::{Decoder, FRAME_BYTES_MAX, Frame, WireError};
+use super::{Decoder, FRAME_BYTES_MAX, Frame, WireError, alarm::Alarm};
 use crate::{Counter, Deadline, Metrics};
 
-/// Bytes that one read asks for. An idle stream holds the smaller buffer; one that fills its buffer gets a larger
-/// one, since beyond 64 KiB a system call is no longer what costs.
+/// Bytes that one read asks for. A stream that fills its buffer gets a larger one, up to where a system call is no
+/// longer what costs.
 const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
 
-/// After this long without a byte, a large buffer is given back: ten thousand sessions are mostly quiet ones.
+/// After this long without a byte, the buffer is given back: ten thousand sessions are mostly quiet ones.
 const SHRINK_AFTER: Duration = Duration::from_secs(1);
 
 /// Progress that earns another read timeout.
@@ -51,8 +58,10 @@ pub struct FrameReader<R> {
     buffer: BytesMut,
     decoder: Decoder,
     settings: ReadSettings,
+    /// What the next read asks for; zero while the stream is quiet and has no buffer.
     read_bytes: usize,
     wait: Wait,
+    alarm: Alarm,
     metrics: Metrics,
 }
 
@@ -73,8 +82,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             buffer: BytesMut::new(),
             decoder: Decoder::new(settings.frame_bytes_max),
             settings,
-            read_bytes: READ_LEAST,
+            read_bytes: 0,
             wait: Wait::Nothing,
+            alarm: Alarm::default(),
             metrics: metrics.clone(),
         }
     }
@@ -110,24 +120,26 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         loop {
             self.make_room();
             let room = self.buffer.capacity() - self.buffer.len();
-            let shrinks = self.buffer.is_empty() && room > READ_LEAST;
+            let quiet = self.read_bytes == 0;
+            let shrinks = self.buffer.is_empty() && !quiet;
             let (until, late) = match self.wait {
                 Wait::Bytes { until, .. } => (until, WireError::Slow { op: "frame_read" }),
                 Wait::Frame { until } => (until, WireError::Idle),
                 Wait::Nothing => unreachable!("set above"),
             };
-            let until_now = if shrinks { until.within(SHRINK_AFTER) } else { until };
-            match until_now.limit("frame_read", self.io.read_buf(&mut self.buffer)).await {
-                Ok(read) => {
+            let until_now = || if shrinks { until.within(SHRINK_AFTER) } else { until };
+            let read = read(&mut self.io, &mut self.buffer, quiet);
+            match self.alarm.limit(until_now, read).await {
+                Some(read) => {
                     let read = read.map_err(|error| WireError::io("frame_read", &error))?;
-                    self.learn(read, room);
+                    self.learn(read, if quiet { READ_LEAST } else { room });
                     return Ok(read);
                 }
-                Err(_) if shrinks && !until.has_passed() => {
+                None if shrinks && !until.has_passed() => {
                     self.buffer = BytesMut::new();
-                    self.read_bytes = READ_LEAST;
+                    self.read_bytes = 0;
                 }
-                Err(_) => {
+                None => {
                     // A caller that has a reason to wait on asks again, and waits as long again.
                     self.wait = Wait::Nothing;
                     self.metrics.tally(Counter::IoTimeouts, "frame_read").add(1);
@@ -152,6 +164,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Room for a read: what the frame still needs, as long as that is not more than has come already. It is made as
     /// soon as the need is known, while there is little to move.
     fn make_room(&mut self) {
+        if self.read_bytes == 0 {
+            return;
+        }
         let spare = self.buffer.capacity() - self.buffer.len();
         let earned = self.buffer.len().max(self.read_bytes);
         let least = if self.buffer.is_empty() { self.read_bytes / 2 } else { READ_LEAST };
@@ -168,9 +183,30 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if read == room {
             self.read_bytes = (self.read_bytes * 2).min(READ_MOST);
         } else if read < self.read_bytes / 4 {
-            self.read_bytes = (self.read_bytes / 2).max(READ_LEAST);
+            self.read_bytes /= 2;
         }
+        self.read_bytes = self.read_bytes.max(READ_LEAST);
     }
+}
+
+/// One read into the buffer. On a quiet stream, which has none, what comes is caught on the stack and copied, so that
+/// waiting for it takes no memory.
+async fn read<R: AsyncRead + Unpin>(io: &mut R, buffer: &mut BytesMut, quiet: bool) -> io::Result<usize> {
+    if !quiet {
+        return io.read_buf(buffer).await;
+    }
+    poll_fn(|cx| {
+        let mut bytes = [const { MaybeUninit::uninit() }; READ_LEAST];
+        let mut bytes = ReadBuf::uninit(&mut bytes);
+        ready!(Pin::new(&mut *io).poll_read(cx, &mut bytes))?;
+        let bytes = bytes.filled();
+        if !bytes.is_empty() {
+            buffer.reserve(READ_LEAST);
+            buffer.extend_from_slice(bytes);
+        }
+        Poll::Ready(Ok(bytes.len()))
+    })
+    .await
 }
 
 #[cfg(all(test, not(ron_loom)))]
@@ -312,13 +348,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_stream_gives_its_large_buffer_back() {
+    async fn a_quiet_stream_gives_its_buffer_back() {
         let (mut peer, mut reader, _) = reader(1 << 20, ReadSettings::default());
         peer.write_all(&bytes_of(Frame::request(1, 1, vec![7; 500_000]))).await.unwrap();
         assert!(reader.next().await.unwrap().is_some());
         peer.write_all(&bytes_of(Frame::request(1, 2, vec![7; 60_000]))).await.unwrap();
         assert!(reader.next().await.unwrap().is_some());
         assert!(tokio::time::timeout(Duration::from_secs(3), reader.next()).await.is_err());
-        assert!(reader.buffer.capacity() <= READ_LEAST, "{}", reader.buffer.capacity());
+        assert_eq!(reader.buffer.capacity(), 0);
     }
 }
