@@ -257,10 +257,12 @@ impl Builder {
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
             Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&beginning), Arc::clone(&gates), seed, stop))
         });
+        // Boxed, or every layer around a task would have room for it.
         let kept = Arc::clone(&node);
-        let _ = group.spawn_restarting(KEEPER, move |stop| keep(Arc::clone(&kept), seed, stop));
+        let _ = group.spawn_restarting(KEEPER, move |stop| Box::pin(keep(Arc::clone(&kept), seed, stop)));
         let said = Arc::clone(&node);
-        let _ = group.spawn_restarting(REPUBLISHER, move |stop| republish(Arc::clone(&said), seed, stop));
+        let _ = group
+            .spawn_restarting(REPUBLISHER, move |stop| Box::pin(republish(Arc::clone(&said), seed, stop)));
         Ok(Dht { node, pool, group, _full: full })
     }
 }

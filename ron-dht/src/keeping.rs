@@ -202,6 +202,8 @@ pub(crate) async fn keep(node: Arc<Node>, seed: u64, stop: Stop) {
             bytes.set(now.store.records().bytes() as f64);
         });
         if node.keeping.durable.is_some() {
+            // Whoever changed something has flushed it, unless it was called off in between.
+            let _ = node.keeping.flush(Deadline::after(WRITE_TIMEOUT)).await;
             node.rewrite().await;
             if look % LOOKS_PER_SAVE == 0 {
                 node.save_contacts().await;

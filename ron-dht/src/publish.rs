@@ -167,6 +167,10 @@ impl Node {
         }
         let (peers, is_region) = self.keepers(&key, &verdict, deadline).await;
         let outcomes = self.ask_all(&peers, Arc::new(request), deadline).await;
+        // Our own copy is no promise to anybody, but it should not wait in memory for long.
+        if let Err(error) = self.keeping.flush(deadline).await {
+            tracing::debug!(%error, "our own copy is in memory only");
+        }
         let kept = outcomes.iter().filter(|outcome| **outcome == Outcome::Kept).count();
         if kept == 0 {
             let held = outcomes.iter().filter_map(|outcome| match outcome {
