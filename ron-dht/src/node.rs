@@ -263,9 +263,9 @@ impl Node {
             items.iter().map(keep).collect::<Vec<_>>()
         };
         let mut outcomes = self.spawner.blocking("verify", deadline, check).await?;
-        if outcomes.contains(&Outcome::Kept)
-            && let Err(error) = self.keeping.flush(deadline).await
-        {
+        let is_kept = outcomes.contains(&Outcome::Kept);
+        let flushed = if is_kept { self.keeping.flush(deadline).await } else { Ok(()) };
+        if let Err(error) = flushed {
             tracing::debug!(%error, "kept in memory only, and so not said to be kept");
             for outcome in &mut outcomes {
                 if *outcome == Outcome::Kept {

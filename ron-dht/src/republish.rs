@@ -229,9 +229,8 @@ impl Node {
         let mut sweep = Sweep::new(keys, K, nodes);
         let mut running = InFlight::new();
         loop {
-            while running.len() < REGIONS_AT_ONCE
-                && let Some(region) = sweep.next_region()
-            {
+            while running.len() < REGIONS_AT_ONCE {
+                let Some(region) = sweep.next_region() else { break };
                 running.push((), run(region));
             }
             if running.is_empty() {
@@ -256,10 +255,8 @@ impl Node {
     /// Finds out who should keep the keys of a region, and brings them there.
     pub(crate) async fn provide_region(&self, mut region: Region, deadline: Deadline) -> (Region, Said) {
         let stop = self.stop();
-        while !deadline.has_passed()
-            && !stop.is_requested()
-            && let Some(target) = region.poll()
-        {
+        while !deadline.has_passed() && !stop.is_requested() {
+            let Some(target) = region.poll() else { break };
             let verdict = self.look_near(target, deadline.within(LOOKUP_TIMEOUT)).await;
             let closest = &verdict.closest[..verdict.closest.len().min(K)];
             region.on_found(&target, closest, verdict.reason == Reason::Complete);
@@ -333,10 +330,8 @@ impl Node {
         let mut out = InFlight::new();
         let rpc_timeout = self.settings().rpc_timeout;
         loop {
-            while out.len() < STORES_AT_ONCE
-                && !deadline.has_passed()
-                && let Some(parcel) = waiting.pop_front()
-            {
+            while out.len() < STORES_AT_ONCE && !deadline.has_passed() {
+                let Some(parcel) = waiting.pop_front() else { break };
                 let records = parcel.keys.iter().filter_map(|at| records[*at].clone()).collect();
                 let request = Arc::new(Request::Provide { records });
                 let reply = self.network().ask(&parcel.peer, request, deadline.within(rpc_timeout));

@@ -129,13 +129,12 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
-                if failure == Failure::Busy
-                    && !question.is_again
-                    && let Some(again) =
-                        node.patience.ask_again(node.network(), &question.to, &request, question.deadline)
-                {
-                    out.push_boxed(Question { is_again: true, ..question }, again);
-                    continue;
+                if failure == Failure::Busy && !question.is_again {
+                    let Question { to, deadline, .. } = &question;
+                    if let Some(again) = node.patience.ask_again(node.network(), to, &request, *deadline) {
+                        out.push_boxed(Question { is_again: true, ..question }, again);
+                        continue;
+                    }
                 }
                 if failure != Failure::Busy {
                     node.buckets.failed(question.to.id).await;
