@@ -168,8 +168,10 @@ impl Builder {
             buckets: ready.gate("dht.buckets", Affects::Reads),
         });
         let (pinged, inbox) = (Arc::clone(&node), pings);
-        let _ =
-            group.spawn_restarting(PINGER, move |stop| ping_all(Arc::clone(&pinged), inbox.clone(), stop));
+        // These tasks are boxed, or every layer around them would have room for them.
+        let _ = group.spawn_restarting(PINGER, move |stop| {
+            Box::pin(ping_all(Arc::clone(&pinged), inbox.clone(), stop))
+        });
         let (booted, seeds) = (Arc::clone(&node), Arc::<[Contact]>::from(seeds));
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
             Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&seeds), Arc::clone(&gates), seed, stop))
