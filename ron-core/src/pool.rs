@@ -85,10 +85,13 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         });
         for _ in 0..spec.workers.get() {
             let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
-            supervisor.spawn(spec.task, |_| async move {
-                while let Some(held) = inbox.recv_held().await {
-                    worker.run(held.item).await;
-                }
+            // Boxed, or every layer around the task would have room for it: four kilobytes a worker become two.
+            supervisor.spawn(spec.task, |_| {
+                Box::pin(async move {
+                    while let Some(held) = inbox.recv_held().await {
+                        worker.run(held.item).await;
+                    }
+                })
             });
         }
         lane.close_on(&supervisor.stop());

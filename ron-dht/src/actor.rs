@@ -12,7 +12,7 @@ use crate::{
         Contact, Key,
         estimate::expected_buckets,
         lookup::{Failure, Goal, Reason, Verdict},
-        table::{BUCKETS, random_key_in},
+        table::{BUCKETS, K, random_key_in},
         wire::Request,
     },
     node::Node,
@@ -202,9 +202,12 @@ impl Node {
         }
         let nodes = self.estimate.lock().nodes().unwrap_or(1.0);
         let buckets = expected_buckets(nodes).ceil() as usize + REFRESH_SPARE;
+        // Targets nearer than this have our own neighbours, whatever they are: many of them are one sample, and a mean of
+        // one sample taken for one of many calls every fifth key a made-up one.
+        let apart = (nodes / (2 * K) as f64).max(1.0).log2() as usize;
         for bucket in 0..buckets.min(BUCKETS) {
             let target = random_key_in(&self.id, bucket, rng);
-            if self.look(target, true).await.reason == Reason::Canceled {
+            if self.look(target, bucket < apart).await.reason == Reason::Canceled {
                 return;
             }
         }

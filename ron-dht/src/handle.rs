@@ -251,8 +251,10 @@ impl Builder {
         });
         let full = Arc::new(pool.watch(ready, WRITES_AT, READS_AT));
         let pinged = Arc::clone(&node);
-        let _ =
-            group.spawn_restarting(PINGER, move |stop| ping_all(Arc::clone(&pinged), pings.clone(), stop));
+        // These tasks are boxed, or every layer around them would have room for them.
+        let _ = group.spawn_restarting(PINGER, move |stop| {
+            Box::pin(ping_all(Arc::clone(&pinged), pings.clone(), stop))
+        });
         let (booted, beginning) = (Arc::clone(&node), Arc::new(Beginning { seeds, known }));
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
             Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&beginning), Arc::clone(&gates), seed, stop))

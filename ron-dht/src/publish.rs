@@ -165,8 +165,17 @@ impl Node {
         if verdict.reason == Reason::Canceled {
             return Err(DhtError::Canceled);
         }
-        let (peers, is_region) = self.keepers(&key, &verdict, deadline).await;
-        let outcomes = self.ask_all(&peers, Arc::new(request), deadline).await;
+        // The nearest first: if they are honest after all, nothing is lost when the time does not suffice for the rest.
+        let request = Arc::new(request);
+        let mut peers = verdict.closest.clone();
+        peers.truncate(K);
+        let mut outcomes = self.ask_all(&peers, Arc::clone(&request), deadline).await;
+        let wider = self.keepers(&key, &verdict, &peers, deadline).await;
+        let is_region = wider.is_some();
+        if let Some(wider) = wider {
+            outcomes.extend(self.ask_all(&wider, request, deadline).await);
+            peers.extend(wider);
+        }
         // Our own copy is no promise to anybody, but it should not wait in memory for long.
         if let Err(error) = self.keeping.flush(deadline).await {
             tracing::debug!(%error, "our own copy is in memory only");
@@ -185,20 +194,26 @@ impl Node {
         Ok(Published { kept, asked: peers.len(), is_region, verdict })
     }
 
-    /// Who should keep something under `key`: the k nearest, or if those look made up, everybody who is found in a
-    /// region wide enough to hold k honest nodes.
-    async fn keepers(&self, key: &Key, verdict: &Verdict, deadline: Deadline) -> (Vec<Contact>, bool) {
+    /// Who else should keep something under `key` if the k nearest look made up: everybody who is found in a region wide
+    /// enough to hold k honest nodes.
+    async fn keepers(
+        &self,
+        key: &Key,
+        verdict: &Verdict,
+        nearest: &[Contact],
+        deadline: Deadline,
+    ) -> Option<Vec<Contact>> {
         let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-        let mut peers = verdict.closest.clone();
-        peers.truncate(K);
-        let Some(region) = self.made_up(key, &ids) else { return (peers, false) };
+        let region = self.made_up(key, &ids)?;
+        let mut wider: Vec<Contact> = Vec::new();
         for point in region.points() {
             let found = self.look_near(point, deadline).await;
             let new = found.closest.into_iter().filter(|contact| region.holds(&contact.id));
-            let new: Vec<Contact> = new.filter(|contact| !peers.contains(contact)).collect();
-            peers.extend(new);
+            let new = new.filter(|contact| !nearest.contains(contact) && !wider.contains(contact));
+            let new: Vec<Contact> = new.collect();
+            wider.extend(new);
         }
-        (peers, true)
+        Some(wider)
     }
 
     /// Where to store and look instead, if these neighbours of `key` look made up.
@@ -264,7 +279,9 @@ impl Node {
             return verdict;
         }
         let mut verdict = search(self, plan, &mut quest).await;
-        if verdict.reason != Reason::Complete {
+        // Liars can spend a search's requests, and are no reason to give up where they are not.
+        let is_over = |reason| matches!(reason, Reason::Enough | Reason::Deadline | Reason::Canceled);
+        if is_over(verdict.reason) {
             return verdict;
         }
         let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
@@ -278,7 +295,7 @@ impl Node {
             verdict.hedges += more.hedges;
             verdict.found += more.found;
             verdict.trace.extend(more.trace);
-            if more.reason != Reason::Complete {
+            if is_over(more.reason) {
                 verdict.reason = more.reason;
                 break;
             }

@@ -357,3 +357,12 @@ async fn a_network_at_rest_is_silent() {
     tokio::time::sleep(Duration::from_secs(1200)).await;
     assert_eq!(net.net().messages().asked, before);
 }
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_left_of_a_killed_node() {
+    let mut net = Testnet::builder(25).seed(12).build().await;
+    let node = net.net().replace(&net.id(5), Arc::new(Liar));
+    assert!(node.strong_count() > 0);
+    net.kill(5).await;
+    assert_eq!(node.strong_count(), 0);
+}
