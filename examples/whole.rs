@@ -1,7 +1,10 @@
 //! Does a network of whole nodes keep its promises while machines crash and the network parts?
 //!
-//! Real nodes on a simulated network, disk and clock, out of one seed. A checker for each subsystem watches what its
-//! nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a short run, twice, compared.
+//! Real nodes on a simulated network, disk and clock, out of one seed. Two of them are clients, and only clients look: a
+//! server of so small a network keeps every record itself and would find it without asking anybody.
+//!
+//! A checker for each subsystem watches what its nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a
+//! short run, twice, compared.
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +25,9 @@ use ron_core::{
 use ron_dht::{Contact, Dht};
 
 const PORT: u16 = 4710;
+
+/// Nodes that keep nothing for others and look for what others have. They come after the servers.
+const CLIENTS: u8 = 2;
 
 /// What a run is.
 #[derive(Clone, Copy)]
@@ -86,9 +92,9 @@ fn run(scenario: Scenario) -> Report {
         let latency = Latency::Tailed(Duration::from_millis(20), Duration::from_millis(200));
         sim.net().set_usual(Line { latency, loss: Ratio::percent(1), ..Line::default() });
         let checker = Checker::default();
-        for number in 0..nodes {
-            let checker = Arc::clone(&checker);
-            sim.add(ip(number), move |node| live(node, number, Arc::clone(&checker)));
+        for number in 0..nodes + CLIENTS {
+            let (checker, is_client) = (Arc::clone(&checker), number >= nodes);
+            sim.add(ip(number), move |node| live(node, number, is_client, Arc::clone(&checker)));
         }
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
@@ -96,7 +102,8 @@ fn run(scenario: Scenario) -> Report {
             let victim = sim.rng().u8(1..nodes);
             let split = sim.rng().u8(1..nodes);
             if minute % 3 == 2 {
-                let (one, other): (Vec<_>, Vec<_>) = (0..nodes).map(ip).partition(|ip| *ip < self::ip(split));
+                let (one, other): (Vec<_>, Vec<_>) =
+                    (0..nodes + CLIENTS).map(ip).partition(|ip| *ip < self::ip(split));
                 sim.net().partition(&one, &other);
             }
             forget(&checker, victim);
@@ -131,7 +138,7 @@ fn identity(number: u8) -> Identity {
 }
 
 /// A node's program: joins, and says every minute that it has something.
-async fn live(node: SimNode, number: u8, checker: Checker) {
+async fn live(node: SimNode, number: u8, is_client: bool, checker: Checker) {
     let transport = Arc::new(SimTransport::new(&node.net, node.ip, &identity(number)));
     let addr = SocketAddr::new(node.ip, PORT);
     // A machine may lose power before its program has run at all.
@@ -145,8 +152,13 @@ async fn live(node: SimNode, number: u8, checker: Checker) {
         addrs: Arc::from([SocketAddr::new(ip(seed), PORT)]),
     });
     let dht = Dht::builder().seeds(seeds).seed(node.seed);
+    let dht = if is_client { dht.client() } else { dht };
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     checker.lock().unwrap_or_else(PoisonError::into_inner).handles.insert(number, dht.clone());
+    if is_client {
+        // Lives for as long as its group does.
+        return std::future::pending().await;
+    }
     let content = ContentId::of(&[number]);
     loop {
         let provided = dht.provide(content, Deadline::after(Duration::from_secs(10))).await.is_ok();
@@ -171,7 +183,7 @@ fn forget(checker: &Checker, number: u8) {
 async fn look(sim: &mut Sim, checker: &Checker, nodes: u8, times: usize) -> (usize, usize) {
     let (mut found, mut missed) = (0, 0);
     for _ in 0..times {
-        let (asker, provider) = (sim.rng().u8(0..nodes), sim.rng().u8(0..nodes));
+        let (asker, provider) = (sim.rng().u8(nodes..nodes + CLIENTS), sim.rng().u8(0..nodes));
         let (dht, content) = {
             let checker = checker.lock().unwrap_or_else(PoisonError::into_inner);
             (checker.handles.get(&asker).cloned(), checker.by.get(&provider).copied())

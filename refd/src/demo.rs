@@ -1,4 +1,7 @@
 //! Five nodes in one process, over real links: a story that checks itself.
+//!
+//! The last one is a client. In a network this small every server keeps every record, so a server that looks for one
+//! finds it at home; a client keeps nothing, and has to ask.
 
 use std::{
     error::Error,
@@ -15,6 +18,10 @@ use ron_dht::{Contact, Dht};
 
 const NODES: usize = 5;
 
+/// All but the client.
+const SERVERS: usize = NODES - 1;
+const CLIENT: char = 'e';
+
 struct Node {
     name: char,
     dht: Dht,
@@ -27,7 +34,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let mut nodes: Vec<Node> = Vec::new();
     for name in ('a'..).take(NODES) {
         let seeds = nodes.first().map(|first| first.dht.contact());
-        nodes.push(start(name, seeds).await?);
+        nodes.push(start(name, seeds, name == CLIENT).await?);
     }
     for node in &nodes {
         ready(node).await?;
@@ -39,10 +46,10 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
 
     let content = ContentId::of(b"hello, world");
     let published = nodes[1].dht.provide(content, soon()).await?;
-    expect(published.kept == NODES - 1, "every other node keeps the record")?;
+    expect(published.kept == SERVERS - 1, "every other server keeps the record")?;
     println!("b provides {content}; {} nodes keep its signed record", published.kept);
 
-    find(&nodes[3], content, &nodes[1]).await?;
+    find(&nodes[4], content, &nodes[1]).await?;
     let key = nodes[2].dht.put(b"a small value", soon()).await?;
     let value = nodes[4].dht.get(key, soon()).await?;
     expect(value == "a small value", "the value that e reads is the one that c wrote")?;
@@ -61,18 +68,21 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn start(name: char, seeds: Option<Contact>) -> Result<Node, Box<dyn Error>> {
+async fn start(name: char, seeds: Option<Contact>, is_client: bool) -> Result<Node, Box<dyn Error>> {
     let host = Supervisor::new(name);
     let endpoint =
         Endpoint::builder(Identity::generate()?).listen(([127, 0, 0, 1], 0).into()).start(&host)?;
-    let dht = Dht::builder().seeds(seeds).start(&endpoint, &host).await?;
-    println!("{name} is node {} on {}", endpoint.node_id(), endpoint.local_addrs()[0]);
+    let dht = Dht::builder().seeds(seeds);
+    let dht = if is_client { dht.client() } else { dht }.start(&endpoint, &host).await?;
+    let (id, addr) = (endpoint.node_id(), endpoint.local_addrs()[0]);
+    println!("{name} is node {id} on {addr}{}", if is_client { ", a client" } else { "" });
     Ok(Node { name, dht, host })
 }
 
 async fn ready(node: &Node) -> Result<(), Box<dyn Error>> {
     let ready = async {
-        while !node.dht.ready().reads || node.dht.peers().len() < NODES - 1 {
+        let servers = if node.name == CLIENT { SERVERS } else { SERVERS - 1 };
+        while !node.dht.ready().reads || node.dht.peers().len() < servers {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -85,8 +95,11 @@ async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), B
     let mut found = asker.dht.find_providers(content, NonZeroUsize::MIN, soon())?;
     let first = found.next().await?.ok_or("nobody provides it")?;
     expect(first.id == provider.dht.node_id(), "the provider that is found is the one that provides")?;
+    while found.next().await?.is_some() {}
+    let asked = found.verdict().map_or(0, |verdict| verdict.rpcs);
+    expect(asked > 0, "it was found by asking others")?;
     println!(
-        "{} finds that {} provides it ({:.1?})",
+        "{} asks {asked} of the others and finds that {} provides it ({:.1?})",
         asker.name,
         provider.name,
         Instant::from(now()) - began

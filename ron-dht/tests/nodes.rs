@@ -100,6 +100,32 @@ async fn five_nodes_find_each_other_and_what_they_provide() {
     net.stop().await;
 }
 
+/// Among so few, every server keeps every record and finds it at home. A client keeps nothing and has to ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_finds_by_asking_also_after_its_seed_has_died() {
+    let mut net = Net::of(4).await;
+    let content = ContentId::of(b"asked for");
+    net.node(1).provide(content, soon()).await.unwrap();
+    let host = Supervisor::new("client");
+    let endpoint = Endpoint::builder(Identity::generate().unwrap()).start(&host).unwrap();
+    let client =
+        Dht::builder().client().seeds([net.node(0).contact()]).start(&endpoint, &host).await.unwrap();
+    ready(&client).await;
+    for _ in 0..2 {
+        let mut found = client.find_providers(content, ONE, soon()).unwrap();
+        let provider = net.nodes.iter().rev().nth(2).unwrap().0.node_id();
+        assert_eq!(found.next().await.unwrap().unwrap().id, provider);
+        assert_eq!(found.next().await, Ok(None));
+        assert!(found.verdict().unwrap().rpcs > 0, "{:?}", found.verdict());
+        if net.nodes.len() == 4 {
+            let (_, seed) = net.nodes.remove(0);
+            seed.abort();
+        }
+    }
+    host.shutdown().await;
+    net.stop().await;
+}
+
 #[tokio::test]
 async fn alone_there_is_nobody_to_ask() {
     let net = Net::of(1).await;
