@@ -53,7 +53,7 @@ mod session;
 mod shared;
 mod tasks;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 
@@ -66,7 +66,7 @@ pub use session::{Session, Side};
 
 use super::{
     BoxFuture,
-    oap::{CHUNK_BYTES, FRAME_BYTES_MAX, HEADER_BYTES},
+    oap::{CHUNK_BYTES, FRAME_BYTES_MAX, Flags, Frame, HEADER_BYTES},
 };
 use crate::{Deadline, LaneSpec, NodeId};
 
@@ -91,6 +91,73 @@ pub struct Method {
     pub name: &'static str,
 }
 
+impl Method {
+    /// The method, called on behalf of `tenant`. What a tenant is, both ends agree on; 0 is nobody.
+    #[must_use]
+    pub fn tenant(self, tenant: u128) -> Call {
+        Call::from(self).tenant(tenant)
+    }
+
+    /// The method, called with a capability: what proves to the callee that this caller may.
+    #[must_use]
+    pub fn cap(self, cap: impl Into<Bytes>) -> Call {
+        Call::from(self).cap(cap)
+    }
+}
+
+/// A method, and in whose name and with which right it is called. Whatever calls takes one in place of a [`Method`]:
+///
+/// ```
+/// # use ron_core::{Deadline, net::rpc::{Method, RpcError, Session}};
+/// # const PRICE: Method = Method { number: 1, name: "price" };
+/// # async fn ask(session: &Session, token: &'static [u8], soon: Deadline) -> Result<(), RpcError> {
+/// let price = session.call(PRICE.tenant(7).cap(token), b"apples", soon).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The callee finds both in its [`Request`] or [`Event`], as they were sent and unchecked: whether they allow what is
+/// asked is for its [`Service`] to judge. A capability takes its bytes from those of the largest request.
+#[derive(Clone)]
+pub struct Call {
+    method: Method,
+    tenant: u128,
+    cap: Bytes,
+}
+
+impl Call {
+    /// On behalf of `tenant`.
+    #[must_use]
+    pub fn tenant(self, tenant: u128) -> Self {
+        Call { tenant, ..self }
+    }
+
+    /// With a capability, of at most 65 535 bytes.
+    #[must_use]
+    pub fn cap(self, cap: impl Into<Bytes>) -> Self {
+        Call { cap: cap.into(), ..self }
+    }
+
+    /// The frame in which it travels. A capability may come only with a START.
+    fn put_into(&self, frame: Frame) -> Frame {
+        let flags = if self.cap.is_empty() { Flags::NONE } else { Flags::START | Flags::END };
+        Frame { flags: frame.flags | flags, tenant: self.tenant, cap: self.cap.clone(), ..frame }
+    }
+}
+
+impl From<Method> for Call {
+    fn from(method: Method) -> Self {
+        Call { method, tenant: 0, cap: Bytes::new() }
+    }
+}
+
+impl fmt::Debug for Call {
+    /// Without the capability, which is secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Call({}, tenant {:x}, cap {} B)", self.method.name, self.tenant, self.cap.len())
+    }
+}
+
 /// What a node does when its peers call it.
 pub trait Service: Send + Sync + 'static {
     /// Handles a request. What can be answered from memory is answered at once; what takes time returns a future,
@@ -112,8 +179,8 @@ pub enum Handling {
     Pending(BoxFuture<'static, Result<Bytes, Fault>>),
 }
 
-impl std::fmt::Debug for Handling {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Handling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Handling::Done(_) => "Done",
             Handling::Pending(_) => "Pending",
@@ -122,7 +189,7 @@ impl std::fmt::Debug for Handling {
 }
 
 /// A message that nobody answers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Event {
     /// Who sent it.
     pub peer: NodeId,
@@ -130,8 +197,19 @@ pub struct Event {
     pub remote: SocketAddr,
     /// Which kind of event.
     pub method: u16,
+    /// On whose behalf; 0 when unused.
+    pub tenant: u128,
+    /// The capability that came with it; empty if none did.
+    pub cap: Bytes,
     /// What it says.
     pub body: Bytes,
+}
+
+impl fmt::Debug for Event {
+    /// Without what it says, and the capability, which is secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event(method {} of {:?}, {} B)", self.method, self.peer, self.body.len())
+    }
 }
 
 /// The limits of a session.

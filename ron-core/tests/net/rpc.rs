@@ -2,6 +2,7 @@
 //! refusals, and peers that break the rules.
 
 mod hostile;
+mod rights;
 
 use std::{
     net::{IpAddr, SocketAddr},

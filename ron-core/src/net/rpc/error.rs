@@ -64,7 +64,7 @@ pub enum RpcError {
     /// Larger than a limit, ours or the peer's.
     #[error("{what} of {bytes} bytes, more than {max}")]
     TooLarge {
-        /// `request`, `event`, `chunk` or `answer`.
+        /// `request`, `event`, `capability`, `chunk` or `answer`.
         what: &'static str,
         /// How large it is, as far as is known.
         bytes: u64,

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Chunks, Method, Protocol, RpcError, RpcSettings, Service, Session, Side,
+    Call, Chunks, Protocol, RpcError, RpcSettings, Service, Session, Side,
     serve::CALL,
     shared::{BULK, Owner, STATE, Shared, URGENT},
     tasks::{READER, WRITER},
@@ -188,12 +188,13 @@ impl Peers {
         &self,
         peer: NodeId,
         addrs: &[SocketAddr],
-        method: Method,
+        call: impl Into<Call>,
         body: impl AsRef<[u8]>,
         deadline: Deadline,
     ) -> Result<Bytes, RpcError> {
         let rpc = &self.table.settings.rpc;
-        let chunks = self.ask(peer, addrs, method, body.as_ref(), deadline, rpc.answer_chunks()).await?;
+        let chunks =
+            self.ask(peer, addrs, &call.into(), body.as_ref(), deadline, rpc.answer_chunks()).await?;
         chunks.gather(rpc.answer_bytes_max as usize).await
     }
 
@@ -205,29 +206,29 @@ impl Peers {
         &self,
         peer: NodeId,
         addrs: &[SocketAddr],
-        method: Method,
+        call: impl Into<Call>,
         body: impl AsRef<[u8]>,
         deadline: Deadline,
     ) -> Result<Chunks, RpcError> {
         let window = self.table.settings.rpc.window_chunks.max(1);
-        self.ask(peer, addrs, method, body.as_ref(), deadline, window).await
+        self.ask(peer, addrs, &call.into(), body.as_ref(), deadline, window).await
     }
 
     async fn ask(
         &self,
         peer: NodeId,
         addrs: &[SocketAddr],
-        method: Method,
+        call: &Call,
         body: &[u8],
         deadline: Deadline,
         window: u32,
     ) -> Result<Chunks, RpcError> {
         let session = self.session(peer, addrs, deadline).await?;
-        match session.shared.ask(method, body, deadline, window).await {
+        match session.shared.ask(call, body, deadline, window).await {
             // It closed after we had found it, and nothing was sent.
             Err(RpcError::Closed) => {
                 let session = self.session(peer, addrs, deadline).await?;
-                session.shared.ask(method, body, deadline, window).await
+                session.shared.ask(call, body, deadline, window).await
             }
             asked => asked,
         }

@@ -193,9 +193,10 @@ impl Shared {
     }
 
     pub(super) fn event(&self, frame: Frame, service: &Arc<dyn Service>) {
-        match Ask::decode(frame.payload) {
+        let Frame { tenant, cap, payload, .. } = frame;
+        match Ask::decode(payload) {
             Ok((Ask { method, .. }, body)) => {
-                let event = Event { peer: self.peer, remote: self.remote, method, body };
+                let event = Event { peer: self.peer, remote: self.remote, method, tenant, cap, body };
                 if let Err(panic) = catch(|| service.event(event)) {
                     self.panicked(&panic);
                 }

@@ -15,7 +15,7 @@ use super::{
         Agreed, Code, Flags, Frame, FrameReader, FrameWriter, Hello, HelloError, Kind, PROTO_CONTROL,
         ReadSettings, WireError,
     },
-    Chunks, Fault, Method, RpcError, RpcSettings, Service,
+    Call, Chunks, Fault, RpcError, RpcSettings, Service,
     serve::refusal,
     shared::{BULK, BULK_ROOM, EXCHANGES_MAX, FRAMES_PER_CALL, Owner, STATE, Shared, State, URGENT, weigh},
     tasks::{READER, Reader, Reading, WRITER, Writer, Writing, read_all, write_all},
@@ -146,9 +146,14 @@ impl Session {
     ///
     /// # Errors
     /// An [`RpcError`]. At the deadline, or when the future is dropped, the callee is told to stop.
-    pub async fn call(&self, method: Method, body: &[u8], deadline: Deadline) -> Result<Bytes, RpcError> {
+    pub async fn call(
+        &self,
+        call: impl Into<Call>,
+        body: &[u8],
+        deadline: Deadline,
+    ) -> Result<Bytes, RpcError> {
         let settings = &self.shared.settings;
-        let chunks = self.shared.ask(method, body, deadline, settings.answer_chunks()).await?;
+        let chunks = self.shared.ask(&call.into(), body, deadline, settings.answer_chunks()).await?;
         chunks.gather(settings.answer_bytes_max as usize).await
     }
 
@@ -156,20 +161,30 @@ impl Session {
     ///
     /// # Errors
     /// An [`RpcError`] if the request could not be sent; what comes later is told by [`Chunks::next`].
-    pub async fn open(&self, method: Method, body: &[u8], deadline: Deadline) -> Result<Chunks, RpcError> {
-        self.shared.ask(method, body, deadline, self.shared.settings.window_chunks.max(1)).await
+    pub async fn open(
+        &self,
+        call: impl Into<Call>,
+        body: &[u8],
+        deadline: Deadline,
+    ) -> Result<Chunks, RpcError> {
+        self.shared.ask(&call.into(), body, deadline, self.shared.settings.window_chunks.max(1)).await
     }
 
     /// Sends an event as soon as the link has room for it.
     ///
     /// # Errors
     /// [`RpcError::Timeout`] when there is no room by the deadline, [`RpcError::Closed`], [`RpcError::TooLarge`].
-    pub async fn notify(&self, method: Method, body: &[u8], deadline: Deadline) -> Result<(), RpcError> {
-        let shared = &*self.shared;
-        shared.check_size("event", body)?;
-        let room = deadline.limit(method.name, shared.bulk_room.acquire()).await?;
+    pub async fn notify(
+        &self,
+        call: impl Into<Call>,
+        body: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), RpcError> {
+        let (shared, call) = (&*self.shared, call.into());
+        shared.check_size("event", &call, body)?;
+        let room = deadline.limit(call.method.name, shared.bulk_room.acquire()).await?;
         let room = room.map_err(|_| RpcError::Closed)?;
-        shared.push_event(method, body)?;
+        shared.push_event(&call, body)?;
         room.forget();
         Ok(())
     }
@@ -178,9 +193,9 @@ impl Session {
     ///
     /// # Errors
     /// [`RpcError::Busy`], [`RpcError::Closed`], [`RpcError::TooLarge`].
-    pub fn try_notify(&self, method: Method, body: &[u8]) -> Result<(), RpcError> {
-        let shared = &*self.shared;
-        shared.check_size("event", body)?;
+    pub fn try_notify(&self, call: impl Into<Call>, body: &[u8]) -> Result<(), RpcError> {
+        let (shared, call) = (&*self.shared, call.into());
+        shared.check_size("event", &call, body)?;
         let room = match shared.bulk_room.try_acquire() {
             Ok(room) => room,
             Err(TryAcquireError::Closed) => return Err(RpcError::Closed),
@@ -189,7 +204,7 @@ impl Session {
                 return Err(RpcError::Busy { what: BULK.name, retry_after: Duration::from_millis(10) });
             }
         };
-        shared.push_event(method, body)?;
+        shared.push_event(&call, body)?;
         room.forget();
         Ok(())
     }

@@ -25,7 +25,7 @@ use super::{
         Agreed, CHUNK_BYTES, Code, Direction, Flags, Frame, FrameError, HEADER_BYTES, Kind, PROTO_CONTROL,
         Streams, WireError,
     },
-    Ask, Chunks, Control, EnvelopeError, Fault, Method, RpcError, RpcSettings, Service, Side,
+    Ask, Chunks, Control, EnvelopeError, Fault, RpcError, RpcSettings, Service, Side,
     chunks::Slot,
     envelope::ASK_BYTES_MAX,
     serve::{Progress, Serving, refusal},
@@ -47,6 +47,9 @@ pub(super) const EXCHANGES_MAX: u32 = 1024;
 /// Frames that one open call of ours can have waiting: itself, a cancel and, since credit is granted in halves, two
 /// grants.
 pub(super) const FRAMES_PER_CALL: usize = 4;
+
+/// The longest capability: its length has two bytes in the header.
+const CAP_BYTES_MAX: usize = u16::MAX as usize;
 
 /// What a callee may take to end an answer that was cancelled.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
@@ -70,7 +73,8 @@ pub(super) const STATE: LockSpec = LockSpec::new("ron-core", "rpc.session", 860)
 
 /// The bytes a frame takes of the budget for what waits to be written.
 pub(super) fn weigh(frame: &Frame) -> usize {
-    if frame.payload.len() <= WEIGHTLESS { 0 } else { frame.payload.len() }
+    let bytes = frame.cap.len() + frame.payload.len();
+    if bytes <= WEIGHTLESS { 0 } else { bytes }
 }
 
 /// Who wants to know that a session has ended.
@@ -222,12 +226,13 @@ impl State {
 impl Shared {
     pub(super) async fn ask(
         self: &Arc<Self>,
-        method: Method,
+        call: &super::Call,
         body: &[u8],
         deadline: Deadline,
         window: u32,
     ) -> Result<Chunks, RpcError> {
-        self.check_size("request", body)?;
+        self.check_size("request", call, body)?;
+        let method = call.method;
         let place = match self.places.try_take(1) {
             Some(place) => place,
             None => deadline.limit(method.name, self.places.take(1)).await?,
@@ -249,7 +254,7 @@ impl Shared {
             Phase::Draining { .. } | Phase::Written | Phase::Ended => return Err(RpcError::Closed),
         }
         state.corr += 1;
-        let frame = Frame::request(self.proto, state.corr, payload);
+        let frame = call.put_into(Frame::request(self.proto, state.corr, payload));
         let corr = frame.corr;
         if let Err(refused) = self.urgent.try_push(frame.clone()) {
             drop(state);
@@ -279,9 +284,9 @@ impl Shared {
     }
 
     /// An event, once there is room for it in the bulk lane.
-    pub(super) fn push_event(&self, method: Method, body: &[u8]) -> Result<(), RpcError> {
-        let ask = Ask { method: method.number, budget_ms: 0, credit: 0 };
-        let frame = Frame::event(self.proto, 0, ask.encode(body));
+    pub(super) fn push_event(&self, call: &super::Call, body: &[u8]) -> Result<(), RpcError> {
+        let ask = Ask { method: call.method.number, budget_ms: 0, credit: 0 };
+        let frame = call.put_into(Frame::event(self.proto, 0, ask.encode(body)));
         let mut state = self.state.lock();
         state.used = now();
         match self.bulk.try_push(frame) {
@@ -291,12 +296,21 @@ impl Shared {
         }
     }
 
-    pub(super) fn check_size(&self, what: &'static str, body: &[u8]) -> Result<(), RpcError> {
+    pub(super) fn check_size(
+        &self,
+        what: &'static str,
+        call: &super::Call,
+        body: &[u8],
+    ) -> Result<(), RpcError> {
         let max = self.agreed.send_bytes_max as usize - HEADER_BYTES - ASK_BYTES_MAX;
-        if body.len() <= max {
-            return Ok(());
+        let too_large = |what, bytes: usize, max: usize| {
+            Err(RpcError::TooLarge { what, bytes: bytes as u64, max: max as u64 })
+        };
+        match (call.cap.len(), body.len()) {
+            (cap, _) if cap > CAP_BYTES_MAX.min(max) => too_large("capability", cap, CAP_BYTES_MAX.min(max)),
+            (cap, body) if body > max - cap => too_large(what, body, max - cap),
+            _ => Ok(()),
         }
-        Err(RpcError::TooLarge { what, bytes: body.len() as u64, max: max as u64 })
     }
 
     /// Says something about our exchange `corr`, unless it is over.
