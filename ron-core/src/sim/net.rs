@@ -2,9 +2,17 @@
 //!
 //! Streams behave as TCP streams do over a bad line: bytes arrive in order or not at all, and what the line does to
 //! packets (latency, loss, duplication, reordering, bandwidth) shows as time. A partition holds packets back until it
-//! is healed; a machine that loses power falls silent, and its peers learn of it only when it is back and knows them no
-//! more. Nothing runs in the background: a packet is given its time of arrival when it is sent, and the reader waits
+//! is healed. Nothing runs in the background: a packet is given its time of arrival when it is sent, and the reader waits
 //! for that. So the same seed and the same program give the same run, and [`SimNet::trace`] proves it.
+//!
+//! # How a peer learns that a stream is over
+//!
+//! As over TCP, by a packet or not at all. A stream that is dropped says so, which takes its time and does not pass a
+//! partition; bytes that arrive where nobody reads any more are answered with a reset. A machine that loses power
+//! ([`SimNet::crash`]) says nothing: its streams are half open, what is written to it waits, and who waits for its bytes
+//! waits for ever. When it is back ([`SimNet::restart`]) it knows its old streams no more, and what arrives for them is
+//! answered with a reset; who writes nothing still hears nothing. So a program that relies on being told hangs here as it
+//! would there: it needs its own deadlines.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -181,7 +189,8 @@ impl SimNet {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// The machine loses power: it falls silent, its listeners and its ends of streams are dead, and nobody is told.
+    /// The machine loses power: it falls silent, its listeners and its ends of streams are gone, and nobody is told: not
+    /// now, and not when its program drops them. What was under way to it is lost.
     pub fn crash(&self, machine: IpAddr) {
         let mut state = self.lock();
         state.note("crash", machine, machine, 0);
@@ -189,22 +198,20 @@ impl SimNet {
         let (gone, kept) =
             std::mem::take(&mut state.listeners).into_iter().partition(|(addr, _)| addr.ip() == machine);
         state.listeners = kept;
-        let woken = state.reset(|pipe| (pipe.to.ip() == machine, pipe.from.ip() == machine));
+        let woken = state.forget(machine);
         drop(state);
         let gone: BTreeMap<SocketAddr, Lane<SimStream>> = gone;
         drop(gone);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// The machine has power again. It knows its old streams no more, so their other ends are reset.
+    /// The machine has power again. It knows its old streams no more: whatever arrives for one of them, and so what was
+    /// sent while it was gone and is now sent again, is answered with a reset.
     pub fn restart(&self, machine: IpAddr) {
         let mut state = self.lock();
         state.note("restart", machine, machine, 0);
         state.dead.remove(&machine);
-        let woken = state.reset(|pipe| {
-            let (reader_is_dead, writer_is_dead) = pipe.dead_ends();
-            (writer_is_dead && pipe.from.ip() == machine, reader_is_dead && pipe.to.ip() == machine)
-        });
+        let woken = state.release();
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -291,7 +298,7 @@ impl SimNet {
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
         let from = SocketAddr::new(from, state.free_port(from));
-        let (there, back) = (Arc::new(Pipe::new(from, to)), Arc::new(Pipe::new(to, from)));
+        let (there, back) = Pipe::pair(from, to);
         state.pipes.retain(|pipe| pipe.strong_count() > 0);
         state.pipes.extend([Arc::downgrade(&there), Arc::downgrade(&back)]);
         state.note("connect", from.ip(), to.ip(), 0);
@@ -383,10 +390,10 @@ impl State {
         Some(crate::now() + delay)
     }
 
-    /// Gives what was held back a time of arrival, where the way is open again.
+    /// Gives what was held back a time of arrival, where the way is open again, and resets those who write to nobody.
     fn release(&mut self) -> Vec<Waker> {
         let pipes: Vec<Arc<Pipe>> = self.pipes.iter().filter_map(Weak::upgrade).collect();
-        let mut woken = Vec::new();
+        let (mut woken, mut bounced) = (Vec::new(), Vec::new());
         for pipe in pipes {
             let (from, to) = (pipe.from.ip(), pipe.to.ip());
             if !self.reaches(from, to) {
@@ -401,22 +408,57 @@ impl State {
             }
             held.latest = latest;
             woken.extend(held.reader.take());
+            let is_bounced = held.is_bounced();
+            drop(held);
+            if is_bounced {
+                bounced.push((pipe, latest));
+            }
+        }
+        // When everything has its time: a reset comes behind what was sent before it.
+        for (pipe, arrives) in bounced {
+            woken.extend(self.bounce(&pipe, arrives));
         }
         woken
     }
 
-    /// Resets the reading and the writing end of every pipe as `ends` says.
-    fn reset(&mut self, ends: impl Fn(&Pipe) -> (bool, bool)) -> Vec<Waker> {
+    /// What arrives where nobody reads is answered with a reset, if the way back is open. If not, the writer sends
+    /// again when it is.
+    fn bounce(&mut self, pipe: &Pipe, arrives: Instant) -> Vec<Waker> {
+        let (from, to) = (pipe.from.ip(), pipe.to.ip());
+        if !self.reaches(to, from) {
+            return Vec::new();
+        }
+        let mut at = arrives.max(crate::now()) + self.delay(to, from, 64);
+        self.note("reset", to, from, 0);
+        let mut woken = Vec::new();
+        if let Some(back) = pipe.back.upgrade() {
+            let mut state = back.lock();
+            at = at.max(state.latest);
+            state.reader_reset_at = Some(at);
+            woken.extend(state.reader.take());
+        }
+        let mut state = pipe.lock();
+        state.writer_reset_at = Some(at);
+        woken.extend(state.writer.take());
+        woken
+    }
+
+    /// The machine loses what it knew of its streams.
+    fn forget(&mut self, machine: IpAddr) -> Vec<Waker> {
+        let now = crate::now();
         let mut woken = Vec::new();
         for pipe in self.pipes.iter().filter_map(Weak::upgrade) {
-            let (reader, writer) = ends(&pipe);
             let mut state = pipe.lock();
-            if reader {
-                state.reader_is_dead = true;
+            if pipe.to.ip() == machine {
+                state.reader_is_gone = true;
+                // What had arrived was acknowledged. The rest never arrives, and its sender sends it again.
+                state.packets.retain(|packet| packet.arrives.is_none_or(|arrives| arrives > now));
+                state.packets.iter_mut().for_each(|packet| packet.arrives = None);
                 woken.extend(state.reader.take());
             }
-            if writer {
-                state.writer_is_dead = true;
+            if pipe.from.ip() == machine {
+                state.writer_is_gone = true;
+                state.packets.retain(|packet| packet.arrives.is_some());
                 woken.extend(state.writer.take());
             }
         }
@@ -428,6 +470,8 @@ impl State {
 struct Pipe {
     from: SocketAddr,
     to: SocketAddr,
+    /// The other direction of the same stream.
+    back: Weak<Pipe>,
     state: Mutex<PipeState>,
 }
 
@@ -439,8 +483,21 @@ struct PipeState {
     latest: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    reader_is_dead: bool,
-    writer_is_dead: bool,
+    /// Nobody reads any more: this end was dropped, or was lost with its machine.
+    reader_is_gone: bool,
+    /// The machine that wrote lost power.
+    writer_is_gone: bool,
+    /// When each end hears that the other knows the stream no more.
+    reader_reset_at: Option<Instant>,
+    writer_reset_at: Option<Instant>,
+}
+
+impl PipeState {
+    /// Whether there are bytes for nobody whose sender has not been told.
+    fn is_bounced(&self) -> bool {
+        let has_bytes = self.packets.iter().any(|packet| !packet.bytes.is_empty());
+        self.reader_is_gone && self.writer_reset_at.is_none() && has_bytes
+    }
 }
 
 /// Bytes under way; no bytes are the end of the stream.
@@ -450,31 +507,42 @@ struct Packet {
 }
 
 impl Pipe {
-    fn new(from: SocketAddr, to: SocketAddr) -> Self {
+    /// Both directions of a stream: there, and back.
+    fn pair(from: SocketAddr, to: SocketAddr) -> (Arc<Pipe>, Arc<Pipe>) {
+        let mut back = None;
+        let there = Arc::new_cyclic(|there| {
+            let pipe = Arc::new(Pipe::new(to, from, there.clone()));
+            Pipe::new(from, to, Arc::downgrade(back.insert(pipe)))
+        });
+        (there, back.expect("made with the other"))
+    }
+
+    fn new(from: SocketAddr, to: SocketAddr, back: Weak<Pipe>) -> Self {
         let state = PipeState {
             packets: VecDeque::new(),
             under_way: 0,
             latest: crate::now(),
             reader: None,
             writer: None,
-            reader_is_dead: false,
-            writer_is_dead: false,
+            reader_is_gone: false,
+            writer_is_gone: false,
+            reader_reset_at: None,
+            writer_reset_at: None,
         };
-        Pipe { from, to, state: Mutex::new(state) }
+        Pipe { from, to, back, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, PipeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dead_ends(&self) -> (bool, bool) {
-        let state = self.lock();
-        (state.reader_is_dead, state.writer_is_dead)
-    }
-
     fn send(&self, net: &SimNet, bytes: Bytes) {
         let mut network = net.lock();
         let mut state = self.lock();
+        if state.writer_is_gone {
+            // A machine without power does not even say that it is going.
+            return;
+        }
         // Behind a packet that is held back, everything is.
         let is_held = state.packets.back().is_some_and(|last| last.arrives.is_none());
         let arrives = if is_held { None } else { network.arrival(self.from.ip(), self.to.ip(), bytes.len()) };
@@ -482,11 +550,26 @@ impl Pipe {
         state.latest = arrives.unwrap_or(state.latest);
         state.under_way += bytes.len();
         state.packets.push_back(Packet { arrives, bytes });
-        let reader = state.reader.take();
-        drop((state, network));
-        if let Some(reader) = reader {
-            reader.wake();
+        let mut woken = Vec::from_iter(state.reader.take());
+        let is_bounced = state.is_bounced();
+        drop(state);
+        if let Some(arrives) = arrives.filter(|_| is_bounced) {
+            woken.extend(network.bounce(self, arrives));
         }
+        drop(network);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nobody reads here any more. What is unread, and what comes, is answered with a reset.
+    fn abandon(&self, net: &SimNet) {
+        let mut network = net.lock();
+        let mut state = self.lock();
+        state.reader_is_gone = true;
+        let (is_bounced, arrives) = (state.is_bounced(), state.packets.back().and_then(|last| last.arrives));
+        drop(state);
+        let woken = arrives.filter(|_| is_bounced).map(|arrives| network.bounce(self, arrives));
+        drop(network);
+        woken.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
@@ -513,20 +596,21 @@ impl SimListener {
     }
 }
 
-/// One end of a stream. Dropping it ends the stream for the other side as a close does.
+/// One end of a stream. Dropping it closes it, which the other side learns as it would over TCP.
 pub struct SimStream {
     net: SimNet,
     incoming: Arc<Pipe>,
     outgoing: Arc<Pipe>,
-    /// Until the first packet has arrived.
+    /// Until there is something to read, and until a writer without room is reset.
     arrival: Option<Pin<Box<Sleep>>>,
+    reset: Option<Pin<Box<Sleep>>>,
     is_closed: bool,
 }
 
 impl SimStream {
     fn new(net: &SimNet, incoming: &Arc<Pipe>, outgoing: &Arc<Pipe>) -> Self {
         let (incoming, outgoing) = (Arc::clone(incoming), Arc::clone(outgoing));
-        SimStream { net: net.clone(), incoming, outgoing, arrival: None, is_closed: false }
+        SimStream { net: net.clone(), incoming, outgoing, arrival: None, reset: None, is_closed: false }
     }
 
     /// The address of the other end.
@@ -555,30 +639,36 @@ impl SimStream {
         let _ = std::future::poll_fn(|cx| self.poll_arrived(cx)).await;
     }
 
-    /// Waits for the first packet.
+    /// Waits for the first packet, or to be reset.
     fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut state = self.incoming.lock();
-            if state.reader_is_dead {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-            }
+            let has_come = |at: Option<Instant>| at.is_some_and(|at| at <= crate::now());
             let arrives = state.packets.front().and_then(|packet| packet.arrives);
-            if arrives.is_some_and(|arrives| arrives <= crate::now()) {
+            if !state.reader_is_gone && has_come(arrives) {
                 return Poll::Ready(Ok(()));
             }
+            if state.reader_is_gone || has_come(state.reader_reset_at) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let next = arrives.into_iter().chain(state.reader_reset_at).min();
             state.reader = Some(cx.waker().clone());
             drop(state);
-            let Some(arrives) = arrives else { return Poll::Pending };
-            let arrival = self.arrival.get_or_insert_with(|| Box::pin(sleep_until(arrives)));
-            if arrival.deadline() != arrives {
-                arrival.as_mut().reset(arrives);
-            }
-            if arrival.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            self.arrival = None;
+            let Some(next) = next else { return Poll::Pending };
+            ready!(poll_at(&mut self.arrival, next, cx));
         }
     }
+}
+
+/// Waits until then.
+fn poll_at(timer: &mut Option<Pin<Box<Sleep>>>, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    let sleep = timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
+    if sleep.deadline() != at {
+        sleep.as_mut().reset(at);
+    }
+    ready!(sleep.as_mut().poll(cx));
+    *timer = None;
+    Poll::Ready(())
 }
 
 impl AsyncRead for SimStream {
@@ -611,9 +701,10 @@ impl AsyncRead for SimStream {
 }
 
 impl AsyncWrite for SimStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut state = self.outgoing.lock();
-        if state.writer_is_dead {
+        let reset_at = state.writer_reset_at;
+        if state.writer_is_gone || reset_at.is_some_and(|at| at <= crate::now()) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         if self.is_closed {
@@ -622,7 +713,10 @@ impl AsyncWrite for SimStream {
         let room = WINDOW.saturating_sub(state.under_way);
         if room == 0 {
             state.writer = Some(cx.waker().clone());
-            return Poll::Pending;
+            drop(state);
+            let Some(reset_at) = reset_at else { return Poll::Pending };
+            ready!(poll_at(&mut self.reset, reset_at, cx));
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         drop(state);
         let sent = bytes.len().min(room).min(PACKET);
@@ -645,15 +739,7 @@ impl AsyncWrite for SimStream {
 impl Drop for SimStream {
     fn drop(&mut self) {
         self.close();
-        // The other side writes to nobody from now on.
-        let writer = {
-            let mut state = self.incoming.lock();
-            state.writer_is_dead = true;
-            state.writer.take()
-        };
-        if let Some(writer) = writer {
-            writer.wake();
-        }
+        self.incoming.abandon(&self.net);
     }
 }
 
@@ -766,6 +852,67 @@ mod tests {
         let (mut again, mut there) = joined(&net).await;
         again.write_all(b"back").await.unwrap();
         assert_eq!(read(&mut there, 4).await, b"back");
+    }
+
+    /// Whoever saw its writer fail the moment a crashed machine's tasks were torn down was told what no network tells.
+    #[tokio::test(start_paused = true)]
+    async fn what_a_machine_without_power_drops_tells_nobody() {
+        let net = SimNet::new(1);
+        let (mut dialer, mut accepted) = joined(&net).await;
+        accepted.write_all(b"last words").await.unwrap();
+        net.crash(machine(2));
+        drop(accepted);
+        assert_eq!(read(&mut dialer, 10).await, b"last words", "they were under way");
+        dialer.write_all(&[1; 1000]).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        dialer.write_all(&[1; 1000]).await.unwrap();
+        let silence = tokio::time::timeout(Duration::from_secs(600), dialer.read_u8()).await;
+        assert!(silence.is_err(), "neither an end nor a reset");
+        // It takes what fits into the window, and then nothing.
+        let full = tokio::time::timeout(Duration::from_secs(600), dialer.write_all(&[1; WINDOW])).await;
+        assert!(full.is_err());
+        net.restart(machine(2));
+        let began = crate::now();
+        assert_eq!(dialer.write(&[1]).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(began.elapsed(), RESEND + Duration::from_millis(2), "sent again, and answered");
+        assert_eq!(dialer.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_restart_only_who_writes_is_told() {
+        let net = SimNet::new(1);
+        let (mut dialer, accepted) = joined(&net).await;
+        net.crash(machine(2));
+        drop(accepted);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        net.restart(machine(2));
+        let silence = tokio::time::timeout(Duration::from_secs(600), dialer.read_u8()).await;
+        assert!(silence.is_err(), "an idle stream stays half open");
+        let began = crate::now();
+        dialer.write_all(b"still there?").await.unwrap();
+        assert_eq!(dialer.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(began.elapsed(), Duration::from_millis(2), "a round trip");
+        assert_eq!(dialer.write(b"oh").await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_close_and_a_reset_travel_as_packets_do() {
+        let net = SimNet::new(1);
+        let (mut dialer, accepted) = joined(&net).await;
+        net.cut(machine(2), machine(1));
+        drop(accepted);
+        dialer.write_all(b"into the void").await.unwrap();
+        let silence = tokio::time::timeout(Duration::from_secs(60), dialer.read_u8()).await;
+        assert!(silence.is_err(), "neither passes the cut");
+        dialer.write_all(b"and more").await.unwrap();
+        net.heal();
+        let began = crate::now();
+        assert_eq!(dialer.read(&mut [0; 8]).await.unwrap(), 0, "the close comes first");
+        assert_eq!(began.elapsed(), RESEND + Duration::from_millis(1));
+        while dialer.write(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(began.elapsed() < RESEND + Duration::from_millis(10), "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

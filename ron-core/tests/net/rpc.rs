@@ -3,6 +3,7 @@
 
 mod hostile;
 mod rights;
+mod vanished;
 
 use std::{
     net::{IpAddr, SocketAddr},
