@@ -13,6 +13,8 @@ mod oap_frame;
 mod oap_streams;
 #[path = "../fuzz/bodies/rpc_envelope.rs"]
 mod rpc_envelope;
+#[path = "../fuzz/bodies/rpc_session.rs"]
+mod rpc_session;
 
 /// Runs every file of a corpus, and then arbitrary bytes of the given lengths.
 fn replay(target: &str, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
@@ -57,4 +59,13 @@ fn decompress() {
 #[test]
 fn rpc_envelope() {
     replay("rpc_envelope", 1..300, rpc_envelope::rpc_envelope);
+}
+
+/// What a peer says costs memory by what was agreed with it: a handful of frames, chunks and answers, not what it claims.
+#[test]
+fn rpc_session() {
+    replay("rpc_session", 1..400, |data| {
+        let used = allocation_counter::measure(|| rpc_session::rpc_session(data));
+        assert!(used.bytes_max < 4 << 20, "{} bytes at once for {} bytes", used.bytes_max, data.len());
+    });
 }
