@@ -35,6 +35,7 @@ const SETTINGS: RpcSettings = RpcSettings {
     idle_timeout: Duration::from_secs(60),
     drain: Duration::from_secs(3),
     queued_bytes_max: 1 << 20,
+    requests_bytes_max: 128 << 10,
 };
 
 /// Plays the script that the bytes are. The first chooses which end we are, whether the peer says HELLO before its

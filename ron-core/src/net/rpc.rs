@@ -7,22 +7,45 @@
 //!
 //! What travels is OAP/1 frames: `docs/oap-1.md` has the layout of requests, errors and control events.
 //!
+//! # A service and its caller
+//!
+//! A [`Protocol`] has a name for the handshake, which ends in its version, and a number for the frames: 32 768 and above are
+//! free for anyone. Both ends call [`Peers::start`] with it, each on its own [`Endpoint`](super::Endpoint): who serves with
+//! its [`Service`], who only calls with `Arc::new(())`. A caller needs to know the name of the peer and an address of it.
+//!
 //! ```
 //! # use std::{sync::Arc, time::Duration};
 //! # use bytes::Bytes;
 //! # use ron_core::{Deadline, LaneSpec, Supervisor, net::{Endpoint, Identity}};
-//! use ron_core::net::rpc::{Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, Service};
+//! use ron_core::net::rpc::{
+//!     Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service,
+//! };
 //!
 //! const LINKS: LaneSpec = LaneSpec::new("my-crate", "links", 64);
-//! const SHOP: Protocol = Protocol { alpn: "my/shop/1", proto: 40_000, links: LINKS };
-//! const PRICE: Method = Method { number: 1, name: "price" };
+//! const PROTOCOL: Protocol = Protocol { alpn: "my-crate/echo/1", proto: 40_000, links: LINKS };
+//! const ECHO: Method = Method { number: 1, name: "echo" };
+//! const LATER: Method = Method { number: 2, name: "later" };
+//! const COUNT: Method = Method { number: 3, name: "count" };
 //!
-//! struct Shop;
+//! struct Echo;
 //!
-//! impl Service for Shop {
+//! impl Service for Echo {
 //!     fn call(&self, request: Request) -> Handling {
 //!         match request.method() {
-//!             1 => Handling::Done(Ok(Bytes::from_static(b"\x18\x2a"))),
+//!             // From memory, at once.
+//!             1 => Handling::Done(Ok(request.body().clone())),
+//!             // In a task of its own, which is dropped when the caller gives up.
+//!             2 => Handling::Pending(Box::pin(async move {
+//!                 tokio::time::sleep(Duration::from_millis(5)).await;
+//!                 Ok(request.body().clone())
+//!             })),
+//!             // In parts, each as soon as the caller has room for it; what is returned is the last.
+//!             3 => Handling::Pending(Box::pin(async move {
+//!                 for number in 0..3u8 {
+//!                     request.send(Bytes::from(vec![number])).await?;
+//!                 }
+//!                 Ok(Bytes::new())
+//!             })),
 //!             _ => Handling::Done(Err(Fault::no_such_method())),
 //!         }
 //!     }
@@ -30,19 +53,34 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let supervisor = Supervisor::new("host");
-//! let here = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(&supervisor)?;
-//! let there = Endpoint::builder(Identity::generate()?).start(&supervisor)?;
-//! let _shop = Peers::start(&here, SHOP, Arc::new(Shop), PeersSettings::default(), &supervisor)?;
-//! let peers = Peers::start(&there, SHOP, Arc::new(Shop), PeersSettings::default(), &supervisor)?;
+//! let host = Supervisor::new("host");
+//! let there = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(&host)?;
+//! // It serves until it is dropped, or the host stops.
+//! let _served = Peers::start(&there, PROTOCOL, Arc::new(Echo), PeersSettings::default(), &host)?;
 //!
-//! let deadline = Deadline::after(Duration::from_secs(2));
-//! let price = peers.call(here.node_id(), here.local_addrs(), PRICE, Bytes::new(), deadline).await?;
-//! assert_eq!(price, &b"\x18\x2a"[..]);
-//! # supervisor.shutdown().await;
+//! // The other end, usually in another process.
+//! let here = Endpoint::builder(Identity::generate()?).start(&host)?;
+//! let peers = Peers::start(&here, PROTOCOL, Arc::new(()), PeersSettings::default(), &host)?;
+//! let (id, addrs) = (there.node_id(), there.local_addrs());
+//! let soon = Deadline::after(Duration::from_secs(2));
+//! assert_eq!(peers.call(id, addrs, ECHO, "hello", soon).await?, "hello");
+//! assert_eq!(peers.call(id, addrs, LATER, "hello", soon).await?, "hello");
+//!
+//! let mut parts = peers.open(id, addrs, COUNT, "", soon).await?;
+//! while let Some(part) = parts.next().await? {
+//!     println!("{part:?}");
+//! }
+//!
+//! // Refusals are typed, and say whether to ask again.
+//! let refused = peers.call(id, addrs, Method { number: 9, name: "?" }, "", soon).await.unwrap_err();
+//! assert!(matches!(refused, RpcError::Refused { .. }) && !refused.is_retryable());
+//! # host.shutdown().await;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Events go over a session, `peers.session(id, addrs, soon).await?.notify(METHOD, body, soon)`, and arrive in
+//! [`Service::event`].
 
 mod chunks;
 mod envelope;
@@ -68,7 +106,7 @@ use super::{
     BoxFuture,
     oap::{CHUNK_BYTES, FRAME_BYTES_MAX, Flags, Frame, HEADER_BYTES},
 };
-use crate::{Deadline, LaneSpec, NodeId};
+use crate::{LaneSpec, NodeId};
 
 /// What a link speaks: the name it is dialled under, the number its frames carry, and the lane its incoming links
 /// wait in.
@@ -171,6 +209,13 @@ pub trait Service: Send + Sync + 'static {
     }
 }
 
+/// For a node that only calls: there is no method, and events are dropped.
+impl Service for () {
+    fn call(&self, _: Request) -> Handling {
+        Handling::Done(Err(Fault::no_such_method()))
+    }
+}
+
 /// How a request is handled.
 pub enum Handling {
     /// Answered.
@@ -223,7 +268,9 @@ pub struct RpcSettings {
     pub answer_bytes_max: u32,
     /// Chunks of 64 KiB that may be on their way to a reader of [`Chunks`]. Default 16.
     pub window_chunks: u32,
-    /// The most time a request may have here, whatever its caller says. Default 60 s.
+    /// The most time a request may go without a chunk of its answer, whatever its caller says: until the first one, or
+    /// until an answer in one piece, and then from one to the next. Default 60 s. An answer in chunks that its caller
+    /// takes may go on for as long as the caller wants it; if that is too long, the handler must end it.
     pub budget_max: Duration,
     /// From the link to the end of HELLO. Default 3 s.
     pub hello_timeout: Duration,
@@ -234,6 +281,13 @@ pub struct RpcSettings {
     /// Bytes of answers and events that may wait to be written. Beyond it, answers are `Busy`. Default 16 MiB for one
     /// session; [`Peers`] has one such budget for all.
     pub queued_bytes_max: u64,
+    /// Bytes of requests that may be at work, with their capabilities. Beyond it, a request is answered with `Busy`
+    /// (`rpc_requests`) and not handed to the service; what has at most 1 KiB always is, and one that is larger than all
+    /// of this never. Default 16 MiB for one session; [`Peers`] has one such budget for all.
+    ///
+    /// A request that is still coming in is not counted: it has at most `request_bytes_max` on each session, as far as
+    /// its bytes have come, and comes at 64 KiB in five seconds or ends the session.
+    pub requests_bytes_max: u64,
 }
 
 impl Default for RpcSettings {
@@ -248,6 +302,7 @@ impl Default for RpcSettings {
             idle_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(3),
             queued_bytes_max: 16 << 20,
+            requests_bytes_max: 16 << 20,
         }
     }
 }
@@ -262,9 +317,5 @@ impl RpcSettings {
     /// Chunks that an answer gathered in one piece may be cut into.
     fn answer_chunks(&self) -> u32 {
         (self.answer_bytes_max as usize).div_ceil(CHUNK_BYTES).max(1) as u32
-    }
-
-    fn deadline(&self, budget: Duration) -> Deadline {
-        Deadline::after(budget.min(self.budget_max))
     }
 }

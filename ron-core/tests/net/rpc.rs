@@ -1,6 +1,7 @@
 //! Calls over sessions, on a simulated network with a clock of its own and over TLS: answers, streams, time, giving up,
 //! refusals, and peers that break the rules.
 
+mod bounds;
 mod hostile;
 mod rights;
 mod vanished;

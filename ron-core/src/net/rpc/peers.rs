@@ -21,12 +21,12 @@ use tokio::time::Instant;
 use super::{
     Call, Chunks, Protocol, RpcError, RpcSettings, Service, Session, Side,
     serve::CALL,
-    shared::{BULK, Owner, STATE, Shared, URGENT},
+    shared::{BULK, Budgets, Owner, STATE, Shared, URGENT},
     tasks::{READER, WRITER},
 };
 use crate::{
-    BackoffPolicy, Counter, Deadline, Inbox, Inventory, Lock, LockSpec, MemoryBudget, Metrics, NodeId,
-    Restart, Spawner, Stopped, Supervisor, Task, TaskSpec,
+    BackoffPolicy, Counter, Deadline, Inbox, Inventory, Lock, LockSpec, Metrics, NodeId, Restart, Spawner,
+    Stopped, Supervisor, Task, TaskSpec,
     net::{Endpoint, Link, NetError},
     now,
     shutdown::Latch,
@@ -56,7 +56,11 @@ const RETIRE_MAX: Duration = Duration::from_secs(20);
 /// Pauses between dials to a peer that cannot be reached.
 const DIAL_BACKOFF: BackoffPolicy = BackoffPolicy::new(Duration::from_millis(500), Duration::from_secs(60));
 
-/// Peers whose last dial failed and that are remembered for it.
+/// On a session on which none of our calls is open, this long without a chunk or a new request is long enough to give its
+/// place to another, if none is free.
+const PINNED: Duration = Duration::from_secs(10);
+
+/// Peers whose last dial failed and that are remembered for it, beside as many as there may be sessions.
 const FAILED_MAX: usize = 4096;
 
 /// What sessions may bring to a running program, beside the lanes of incoming links.
@@ -71,8 +75,11 @@ pub fn inventory() -> Inventory {
 pub struct PeersSettings {
     /// Of each session.
     pub rpc: RpcSettings,
-    /// Sessions at once. Beyond it the one that was unused longest is closed; if all are in use, a new one is refused.
-    /// Default 1024.
+    /// Sessions at once. Default 1024. Beyond it the one that was unused longest is closed. If all are in use, one makes
+    /// room on which none of our calls is open: for anybody, if nothing has moved on it for ten seconds, and for a
+    /// session that we dialled in any case, whatever strangers have under way. If there is none, the new one is refused.
+    /// So who holds places by requests that take long, loses them to the next who comes; who keeps them busy, can keep
+    /// strangers out, up to what the endpoint grants one address, but not us.
     pub sessions_max: usize,
     /// How long one dial may take, whoever waits for it. Default 5 s.
     pub dial_timeout: Duration,
@@ -81,6 +88,10 @@ pub struct PeersSettings {
     /// Bytes of answers and events that may wait to be written, over all sessions. Beyond it, answers are `Busy`.
     /// Default 64 MiB.
     pub queued_bytes_max: u64,
+    /// Bytes of requests that may be at work, over all sessions. Beyond it, a request is answered with `Busy`
+    /// (`rpc_requests`); see [`RpcSettings::requests_bytes_max`] for what is not counted. Default 64 MiB; as much as the
+    /// host can spare, and at least some of the largest requests.
+    pub requests_bytes_max: u64,
 }
 
 impl Default for PeersSettings {
@@ -91,6 +102,7 @@ impl Default for PeersSettings {
             dial_timeout: Duration::from_secs(5),
             drain: Duration::from_secs(5),
             queued_bytes_max: 64 << 20,
+            requests_bytes_max: 64 << 20,
         }
     }
 }
@@ -109,7 +121,7 @@ struct Table {
     settings: PeersSettings,
     spawner: Spawner,
     metrics: Metrics,
-    budget: MemoryBudget,
+    budgets: Budgets,
     peers: Lock<BTreeMap<NodeId, Entry>>,
     this: Weak<Table>,
 }
@@ -162,7 +174,7 @@ impl Peers {
             settings,
             spawner: group.spawner(),
             metrics: metrics.clone(),
-            budget: MemoryBudget::new("rpc_queued", settings.queued_bytes_max),
+            budgets: Budgets::new(settings.queued_bytes_max, settings.requests_bytes_max),
             peers: Lock::new(TABLE, BTreeMap::new(), metrics),
             this: this.clone(),
         });
@@ -408,12 +420,8 @@ impl Table {
     /// Remembers that `peer` could not be reached, and until when it is not tried again.
     fn failed(&self, peer: NodeId, addrs: &[SocketAddr], error: NetError) -> RpcError {
         let mut peers = self.peers.lock();
-        if peers.len() > FAILED_MAX + self.settings.sessions_max {
-            let now = now();
-            peers.retain(|_, entry| {
-                entry.failed.take_if(|failed| failed.until <= now);
-                !entry.is_empty()
-            });
+        if peers.len() >= FAILED_MAX + self.settings.sessions_max {
+            forget_failed(&mut peers);
         }
         let entry = peers.entry(peer).or_default();
         let times = entry.failed.as_ref().map_or(1, |failed| failed.times.saturating_add(1));
@@ -439,7 +447,7 @@ impl Table {
             rpc,
             &self.spawner,
             &self.metrics,
-            &self.budget,
+            &self.budgets,
             Some(owner),
         )
         .await?;
@@ -474,8 +482,8 @@ impl Table {
         entry.session = Some(session.clone());
         match self.surplus(&peers, &session) {
             Surplus::None => Ok(session),
-            Surplus::Unused(unused) => {
-                unused.shared.drain(drain, false);
+            Surplus::Evicted(evicted) => {
+                evicted.shared.drain(drain, false);
                 Ok(session)
             }
             Surplus::AllInUse => {
@@ -500,11 +508,16 @@ impl Table {
             return Surplus::None;
         }
         let others = sessions.filter(|session| !Arc::ptr_eq(&session.shared, &newest.shared));
-        let unused = others.filter_map(|session| Some((session.shared.idle_since()?, session)));
-        match unused.min_by_key(|(since, session)| (*since, session.peer())) {
-            Some((_, session)) => Surplus::Unused(session.clone()),
-            None => Surplus::AllInUse,
-        }
+        let longest = |since: &dyn Fn(&Shared) -> Option<Instant>| {
+            let found = others.clone().filter_map(|session| Some((since(&session.shared)?, session)));
+            found.min_by_key(|(since, session)| (*since, session.peer())).map(|(_, session)| session.clone())
+        };
+        let is_ours = newest.shared.side == Side::Dialer;
+        let pinned = |shared: &Shared| shared.served_since().filter(|since| now() - *since >= PINNED);
+        let evicted = longest(&Shared::idle_since)
+            .or_else(|| longest(&pinned))
+            .or_else(|| longest(&|shared| shared.unasked_since().filter(|_| is_ours)));
+        evicted.map_or(Surplus::AllInUse, Surplus::Evicted)
     }
 
     fn count(&self, counter: Counter, label: &'static str) {
@@ -514,8 +527,28 @@ impl Table {
 
 enum Surplus {
     None,
-    Unused(Session),
+    Evicted(Session),
     AllInUse,
+}
+
+/// Forgets failed dials: those whose pause is over and, if that is not enough, those whose pause ends first. The worst
+/// that comes of it is a dial too early.
+fn forget_failed(peers: &mut BTreeMap<NodeId, Entry>) {
+    let now = now();
+    let mut pauses = Vec::new();
+    for (peer, entry) in peers.iter_mut() {
+        entry.failed.take_if(|failed| failed.until <= now);
+        pauses.extend(entry.failed.as_ref().map(|failed| (failed.until, *peer)));
+    }
+    pauses.sort_unstable();
+    // Some more than must be, so that this is not done again at the next failure.
+    let surplus = if pauses.len() >= FAILED_MAX { pauses.len() - FAILED_MAX * 7 / 8 } else { 0 };
+    for (_, peer) in &pauses[..surplus] {
+        if let Some(entry) = peers.get_mut(peer) {
+            entry.failed = None;
+        }
+    }
+    peers.retain(|_, entry| !entry.is_empty());
 }
 
 impl Owner for Table {
@@ -564,5 +597,41 @@ async fn accept(links: Inbox<Link>, table: Weak<Table>) {
                 table.count(Counter::HandshakeFailures, "hello");
             }
         });
+    }
+}
+
+#[cfg(all(test, not(ron_loom)))]
+mod tests {
+    use super::*;
+
+    fn peer(number: u32) -> NodeId {
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&number.to_be_bytes());
+        NodeId::from_bytes(bytes)
+    }
+
+    fn failed(until: Instant) -> Entry {
+        let failed = Failed { times: 1, until, error: NetError::NoAddress, addrs: Vec::new() };
+        Entry { failed: Some(failed), ..Entry::default() }
+    }
+
+    /// A host that dials ten thousand strangers who do not answer remembered them all until their pauses were over.
+    #[tokio::test(start_paused = true)]
+    async fn failed_dials_are_remembered_up_to_a_hard_bound() {
+        let later = |seconds: u32| now() + Duration::from_secs(seconds.into());
+        let mut peers = BTreeMap::new();
+        for number in 0..10_000u32 {
+            if peers.len() >= FAILED_MAX {
+                forget_failed(&mut peers);
+            }
+            peers.insert(peer(number), failed(later(1 + number)));
+            assert!(peers.len() <= FAILED_MAX);
+        }
+        assert!(peers.len() >= FAILED_MAX * 7 / 8, "not more is forgotten than must be");
+        assert!(peers.contains_key(&peer(9_999)), "whose pause ends last is kept");
+        assert!(!peers.contains_key(&peer(0)));
+        tokio::time::advance(Duration::from_secs(9_000)).await;
+        forget_failed(&mut peers);
+        assert_eq!(peers.len(), 1_000, "whose pause is over is forgotten first");
     }
 }

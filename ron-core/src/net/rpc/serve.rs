@@ -3,23 +3,27 @@
 use std::{
     fmt,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     super::oap::{CHUNK_BYTES, Code, Flags, Frame},
     Ask, Event, Fault, Handling, Service,
-    shared::Shared,
+    shared::{Shared, weigh},
 };
 use crate::{
     Counter, Deadline, NodeId, Restart, Spawner, TaskEnd, TaskSpec,
     net::BoxFuture,
+    now,
+    permits::Permit,
     shutdown::Latch,
     supervisor::{catch, catch_all},
 };
@@ -28,6 +32,9 @@ pub(super) const CALL: TaskSpec = TaskSpec::new("ron-core", "rpc_call").restart(
     "one request of a peer that takes time, until it is answered, given up by its caller or out of time",
 );
 
+/// When to ask again, if too much is at work.
+const REQUESTS_RETRY: Duration = Duration::from_millis(100);
+
 /// A request of a peer.
 pub struct Request {
     shared: Arc<Shared>,
@@ -35,7 +42,6 @@ pub struct Request {
     method: u16,
     body: Bytes,
     cap: Bytes,
-    deadline: Deadline,
 }
 
 /// What the exchange needs while it is open.
@@ -46,6 +52,14 @@ pub(super) struct Serving {
     /// The caller gave up, or the session ended.
     canceled: Latch,
     credit: Semaphore,
+    began: Instant,
+    /// Until when the caller wants the answer, and how long it may go without a chunk.
+    wanted: Deadline,
+    patience: Duration,
+    /// Milliseconds from `began` to the last chunk.
+    moved_ms: AtomicU64,
+    /// Its share of what requests may hold.
+    _held: Option<Permit>,
     /// How far the answer is. Read and written under the session's lock, in which its frames are queued.
     progress: AtomicU8,
 }
@@ -59,10 +73,37 @@ pub(super) enum Progress {
 }
 
 impl Serving {
-    fn new(request: &Frame, credit: u32) -> Self {
+    fn new(request: &Frame, ask: &Ask, patience: Duration, held: Option<Permit>) -> Self {
         let Frame { proto, tenant, corr, .. } = *request;
-        let credit = Semaphore::new((credit as usize).min(Semaphore::MAX_PERMITS));
-        Serving { proto, tenant, corr, canceled: Latch::new(), credit, progress: AtomicU8::new(0) }
+        let began = now();
+        Serving {
+            proto,
+            tenant,
+            corr,
+            canceled: Latch::new(),
+            credit: Semaphore::new((ask.credit as usize).min(Semaphore::MAX_PERMITS)),
+            began,
+            wanted: Deadline::at(began + ask.budget()),
+            patience: patience.min(Deadline::LONGEST),
+            moved_ms: AtomicU64::new(0),
+            _held: held,
+            progress: AtomicU8::new(0),
+        }
+    }
+
+    /// When it began, or a chunk was last taken.
+    pub(super) fn moved(&self) -> Instant {
+        self.began + Duration::from_millis(self.moved_ms.load(Ordering::Relaxed))
+    }
+
+    fn move_on(&self) {
+        let elapsed = now().duration_since(self.began).as_millis();
+        self.moved_ms.store(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Until when it may go on, as far as is known now.
+    fn until(&self) -> Deadline {
+        self.wanted.min(Deadline::at(self.moved() + self.patience))
     }
 
     pub(super) fn cancel(&self) {
@@ -130,10 +171,10 @@ impl Request {
         self.shared.remote
     }
 
-    /// Until when the answer is wanted.
+    /// Until when the answer is wanted. It moves as chunks of the answer are taken, up to what the caller wants.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
-        self.deadline
+        self.serving.until()
     }
 
     /// Sends a part of the answer, in pieces of 64 KiB, each as soon as the caller has room for it. The handler's
@@ -144,7 +185,7 @@ impl Request {
     pub async fn send(&self, mut part: Bytes) -> Result<(), Fault> {
         while !part.is_empty() {
             let chunk = part.split_to(part.len().min(CHUNK_BYTES));
-            self.shared.send_chunk(&self.serving, chunk, self.deadline).await?;
+            self.shared.send_chunk(&self.serving, chunk).await?;
         }
         Ok(())
     }
@@ -165,9 +206,18 @@ impl Shared {
                 return self.refuse(&frame, &Fault::bad_request(error.to_string()));
             }
         };
-        let serving = Arc::new(Serving::new(&frame, ask.credit));
-        let deadline = self.settings.deadline(ask.budget());
-        if deadline.has_passed() {
+        let held = match weigh(&frame) as u64 {
+            0 => None,
+            bytes => match self.requests.permits().try_take(bytes) {
+                Some(held) => Some(held),
+                None => {
+                    self.count(Counter::BusyRejections, self.requests.name());
+                    return self.refuse(&frame, &Fault::busy(self.requests.name(), REQUESTS_RETRY));
+                }
+            },
+        };
+        let serving = Arc::new(Serving::new(&frame, &ask, self.settings.budget_max, held));
+        if serving.until().has_passed() {
             return self.finish(&serving, Err(out_of_time()));
         }
         let request = Request {
@@ -176,7 +226,6 @@ impl Shared {
             method: ask.method,
             body,
             cap: frame.cap,
-            deadline,
         };
         let handling = catch(|| service.call(request)).unwrap_or_else(|panic| {
             self.panicked(&panic);
@@ -186,9 +235,9 @@ impl Shared {
             Handling::Done(Err(fault)) => self.finish(&serving, Err(fault)),
             Handling::Done(Ok(body)) if body.len() <= CHUNK_BYTES => self.finish(&serving, Ok(body)),
             Handling::Done(Ok(body)) => {
-                self.serve_later(serving, Box::pin(std::future::ready(Ok(body))), deadline, spawner);
+                self.serve_later(serving, Box::pin(std::future::ready(Ok(body))), spawner);
             }
-            Handling::Pending(work) => self.serve_later(serving, work, deadline, spawner),
+            Handling::Pending(work) => self.serve_later(serving, work, spawner),
         }
     }
 
@@ -209,7 +258,6 @@ impl Shared {
         self: &Arc<Self>,
         serving: Arc<Serving>,
         work: BoxFuture<'static, Result<Bytes, Fault>>,
-        deadline: Deadline,
         spawner: &Spawner,
     ) {
         if !self.begin_serving(&serving) {
@@ -219,7 +267,7 @@ impl Shared {
         let task = spawner.spawn(CALL, {
             let serving = Arc::clone(&serving);
             move |_| async move {
-                let outcome = shared.handle(&serving, work, deadline).await;
+                let outcome = shared.handle(&serving, work).await;
                 shared.finish(&serving, outcome);
             }
         });
@@ -235,7 +283,6 @@ impl Shared {
         &self,
         serving: &Serving,
         work: BoxFuture<'static, Result<Bytes, Fault>>,
-        deadline: Deadline,
     ) -> Result<Bytes, Fault> {
         let work = async {
             let mut rest = catch_all(work).await.unwrap_or_else(|panic| {
@@ -243,9 +290,20 @@ impl Shared {
                 Err(Fault::new(Code::Failed, "panicked"))
             })?;
             while rest.len() > CHUNK_BYTES {
-                self.send_chunk(serving, rest.split_to(CHUNK_BYTES), deadline).await?;
+                self.send_chunk(serving, rest.split_to(CHUNK_BYTES)).await?;
             }
             Ok(rest)
+        };
+        let in_time = async {
+            let mut work = pin!(work);
+            loop {
+                let until = serving.until();
+                match until.limit("rpc", work.as_mut()).await {
+                    // It was given more time meanwhile, chunk by chunk.
+                    Err(_) if serving.until() > until => {}
+                    done => return done,
+                }
+            }
         };
         tokio::select! {
             biased;
@@ -253,7 +311,7 @@ impl Shared {
                 self.count(Counter::TasksCanceled, CALL.name);
                 Err(Fault::new(Code::Unavailable, "canceled"))
             }
-            done = deadline.limit("rpc", work) => match done {
+            done = in_time => match done {
                 Ok(done) => done,
                 Err(_) => {
                     self.count(Counter::IoTimeouts, CALL.name);
@@ -264,7 +322,7 @@ impl Shared {
     }
 
     /// One chunk, as soon as the caller has room for it.
-    async fn send_chunk(&self, serving: &Serving, chunk: Bytes, deadline: Deadline) -> Result<(), Fault> {
+    async fn send_chunk(&self, serving: &Serving, chunk: Bytes) -> Result<(), Fault> {
         let gone = || Fault::new(Code::Unavailable, "canceled");
         let send = async {
             let credit = tokio::select! {
@@ -281,9 +339,10 @@ impl Shared {
             self.push_part(serving, chunk)?;
             credit.forget();
             room.forget();
+            serving.move_on();
             Ok(())
         };
-        deadline.limit("rpc_chunk", send).await.map_err(Fault::from)?
+        serving.until().limit("rpc_chunk", send).await.map_err(Fault::from)?
     }
 
     /// The end of an answer, after parts of it or as the whole of it.

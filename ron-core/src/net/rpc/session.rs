@@ -17,11 +17,13 @@ use super::{
     },
     Call, Chunks, Fault, RpcError, RpcSettings, Service,
     serve::refusal,
-    shared::{BULK, BULK_ROOM, EXCHANGES_MAX, FRAMES_PER_CALL, Owner, STATE, Shared, State, URGENT, weigh},
+    shared::{
+        BULK, BULK_ROOM, Budgets, EXCHANGES_MAX, FRAMES_PER_CALL, Owner, STATE, Shared, State, URGENT, weigh,
+    },
     tasks::{READER, Reader, Reading, WRITER, Writer, Writing, read_all, write_all},
 };
 use crate::{
-    Counter, Deadline, Lane, LaneSpec, Lock, MemoryBudget, Metrics, NodeId, Spawner, TaskEnd,
+    Counter, Deadline, Lane, LaneSpec, Lock, Metrics, NodeId, Spawner, TaskEnd,
     net::{KeyGroup, Link, PublicKey},
     now,
     permits::Permits,
@@ -62,8 +64,8 @@ impl Session {
         spawner: &Spawner,
         metrics: &Metrics,
     ) -> Result<Session, RpcError> {
-        let budget = MemoryBudget::new("rpc_queued", settings.queued_bytes_max);
-        Self::start_owned(link, side, proto, service, settings, spawner, metrics, &budget, None).await
+        let budgets = Budgets::new(settings.queued_bytes_max, settings.requests_bytes_max);
+        Self::start_owned(link, side, proto, service, settings, spawner, metrics, &budgets, None).await
     }
 
     #[expect(clippy::too_many_arguments, reason = "one private caller besides `start`")]
@@ -75,7 +77,7 @@ impl Session {
         settings: RpcSettings,
         spawner: &Spawner,
         metrics: &Metrics,
-        budget: &MemoryBudget,
+        budgets: &Budgets,
         owner: Option<Weak<dyn Owner>>,
     ) -> Result<Session, RpcError> {
         let Link { stream, peer, peer_key, remote, group, .. } = link;
@@ -107,8 +109,8 @@ impl Session {
         let (ours, theirs) = (agreed.ours_max as usize, agreed.theirs_max as usize);
         let urgent = LaneSpec { capacity: theirs + ours * FRAMES_PER_CALL + 1, ..URGENT };
         let bulk = LaneSpec { capacity: BULK_ROOM + theirs, ..BULK };
-        let (urgent, urgent_inbox) = Lane::open_weighed(urgent, metrics, budget, weigh);
-        let (bulk, bulk_inbox) = Lane::open_weighed(bulk, metrics, budget, weigh);
+        let (urgent, urgent_inbox) = Lane::open_weighed(urgent, metrics, &budgets.queued, weigh);
+        let (bulk, bulk_inbox) = Lane::open_weighed(bulk, metrics, &budgets.queued, weigh);
         let shared = Arc::new(Shared {
             peer,
             remote,
@@ -123,6 +125,7 @@ impl Session {
             bulk,
             bulk_room: Semaphore::new(BULK_ROOM),
             places: Permits::new(ours as u64),
+            requests: budgets.requests.clone(),
             state: Lock::new(STATE, State::new(ours, theirs), metrics),
             poke: Notify::new(),
             written: Latch::new(),

@@ -31,7 +31,7 @@ use super::{
     serve::{Progress, Serving, refusal},
 };
 use crate::{
-    CallError, Counter, Deadline, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Spawner,
+    CallError, Counter, Deadline, Lane, LaneSpec, Lock, LockSpec, MemoryBudget, Metrics, NodeId, Spawner,
     net::{KeyGroup, PublicKey},
     now,
     permits::{Permit, Permits},
@@ -77,6 +77,23 @@ pub(super) fn weigh(frame: &Frame) -> usize {
     if bytes <= WEIGHTLESS { 0 } else { bytes }
 }
 
+/// What sessions that belong together may hold in memory, together.
+pub(super) struct Budgets {
+    /// Answers and events that wait to be written.
+    pub(super) queued: MemoryBudget,
+    /// Requests at work.
+    pub(super) requests: MemoryBudget,
+}
+
+impl Budgets {
+    pub(super) fn new(queued_bytes: u64, requests_bytes: u64) -> Self {
+        Budgets {
+            queued: MemoryBudget::new("rpc_queued", queued_bytes),
+            requests: MemoryBudget::new("rpc_requests", requests_bytes),
+        }
+    }
+}
+
 /// Who wants to know that a session has ended.
 pub(super) trait Owner: Send + Sync {
     fn ended(&self, session: &Arc<Shared>);
@@ -97,6 +114,8 @@ pub(super) struct Shared {
     pub(super) bulk_room: Semaphore,
     /// How many exchanges we may have open.
     pub(super) places: Permits,
+    /// What requests at work may hold.
+    pub(super) requests: MemoryBudget,
     pub(super) state: Lock<State>,
     /// Tells the reader to look at the state.
     pub(super) poke: Notify,
@@ -124,6 +143,8 @@ pub(super) struct State {
     /// When a call or event last began in either direction, and when anything last came.
     used: Instant,
     heard: Instant,
+    /// When we last called, or sent an event.
+    asked: Instant,
     retired: Option<Retired>,
     /// How long the drain may take; set with [`Phase::Draining`].
     drain_until: Option<Deadline>,
@@ -212,6 +233,7 @@ impl State {
             phase: Phase::Open,
             used: now(),
             heard: now(),
+            asked: now(),
             retired: None,
             drain_until: None,
             broken: None,
@@ -268,7 +290,7 @@ impl Shared {
         let call = Call { slot: Arc::clone(&slot), method: method.name, owed_by: None, _place: place };
         state.calls.insert(corr, call);
         state.until = state.until.max(Some(deadline));
-        state.used = asked;
+        (state.used, state.asked) = (asked, asked);
         drop(state);
         Ok(Chunks {
             shared: Arc::clone(self),
@@ -289,6 +311,7 @@ impl Shared {
         let frame = call.put_into(Frame::event(self.proto, 0, ask.encode(body)));
         let mut state = self.state.lock();
         state.used = now();
+        state.asked = state.used;
         match self.bulk.try_push(frame) {
             Ok(()) => Ok(()),
             Err(CallError::Canceled) => Err(RpcError::Closed),
@@ -443,6 +466,19 @@ impl Shared {
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         state.streams.is_idle().then_some(state.used)
+    }
+
+    /// When a session on which only the peer has something open last moved in any of it.
+    pub(super) fn served_since(&self) -> Option<Instant> {
+        let state = self.state.lock();
+        let moved = state.serving.values().map(|serving| serving.moved()).max();
+        moved.filter(|_| state.calls.is_empty())
+    }
+
+    /// When we last called over a session on which only the peer has something open.
+    pub(super) fn unasked_since(&self) -> Option<Instant> {
+        let state = self.state.lock();
+        state.calls.is_empty().then_some(state.asked)
     }
 
     pub(super) fn is_open(&self) -> bool {
