@@ -367,6 +367,12 @@ mod tests {
         assert_eq!(content(&format!("b3:{HELLO}0")), Err(IdError::Length { found: 65 }));
         assert_eq!(content(&format!("b3:D{}", &HELLO[1..])), Err(IdError::UpperCase { at: 0 }));
         assert_eq!(content(&format!("b3:{}g", &HELLO[..63])), Err(IdError::Digit { at: 63 }));
+        // What a path would be tricked with is no digit, at any length.
+        for trick in ["../../etc/passwd", "%2e%2e%2f", "..\\\\", "\0", "/", "~"] {
+            let right = format!("b3:{trick}{}", &HELLO[..64 - trick.len()]);
+            assert_eq!(content(&right), Err(IdError::Digit { at: 0 }), "{right:?}");
+            assert!(matches!(content(&format!("b3:{trick}")), Err(IdError::Length { .. })), "{trick:?}");
+        }
         // A character of two bytes makes the length right and the digits wrong.
         assert_eq!(content(&format!("b3:{}é", &HELLO[..62])), Err(IdError::Digit { at: 62 }));
         assert_eq!(format!("b3:{HELLO}").parse::<NodeId>(), Err(IdError::Length { found: 67 }));

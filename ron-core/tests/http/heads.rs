@@ -1,4 +1,4 @@
-//! Abuse cases 8 and 9: heads that are too large, and heads that two readers would read differently.
+//! Abuse cases 8, 9 and 10: heads that are too large, heads that two readers would read differently, and another protocol.
 
 use std::sync::{
     Arc,
@@ -110,6 +110,41 @@ async fn no_smuggled_request_is_run() {
 
 fn post_handler() -> axum::routing::MethodRouter {
     post(async |body: Bytes| body.len().to_string())
+}
+
+/// Case 10. HTTP/2 is not spoken: ten thousand requests that are reset at once, and header blocks that go on for ever,
+/// are one bad request each. Who asks to change to it goes on in HTTP/1.1.
+#[tokio::test]
+async fn floods_of_http_2_are_one_bad_request() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let host = Host::start(counting(&count), short()).await;
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let len = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, b"")].concat();
+    // GET, http, /count by index and as a literal; then RST_STREAM.
+    let block = b"\x82\x86\x04\x06/count\x01\x09localhost";
+    let reset = |stream: u32| [frame(1, 5, stream, block), frame(3, 0, stream, &[0, 0, 0, 8])].concat();
+    let rapid_reset: Vec<u8> = (0..10_000).flat_map(|number| reset(2 * number + 1)).collect();
+    let endless: Vec<u8> = [frame(1, 1, 1, block)]
+        .into_iter()
+        .chain((0..1_000).map(|_| frame(9, 0, 1, &[0; 1_000])))
+        .flatten()
+        .collect();
+    for (what, flood) in [("rapid reset", rapid_reset), ("endless CONTINUATION", endless)] {
+        let began = ron_core::now();
+        let said = host.send([&preface[..], &flood].concat()).await.rest().await;
+        assert!(began.elapsed().as_secs() < 5, "{what}: {:?}", began.elapsed());
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{what}: {said}");
+        assert!(said.matches("HTTP/1.1 ").count() <= 1, "{what}: {said}");
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 0);
+
+    let upgrade = "GET /count HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\n\
+                   upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n";
+    assert_eq!(host.ask(upgrade).await.status, 200);
+    assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
 /// What is not ambiguous still works: several requests in one go, bodies that stand right before the next head.
