@@ -73,9 +73,8 @@ pub(super) enum Progress {
 }
 
 impl Serving {
-    fn new(request: &Frame, ask: &Ask, patience: Duration, held: Option<Permit>) -> Self {
+    fn new(request: &Frame, ask: &Ask, began: Instant, patience: Duration, held: Option<Permit>) -> Self {
         let Frame { proto, tenant, corr, .. } = *request;
-        let began = now();
         Serving {
             proto,
             tenant,
@@ -198,8 +197,14 @@ impl fmt::Debug for Request {
 }
 
 impl Shared {
-    /// Hands a request in one frame to the service.
-    pub(super) fn serve(self: &Arc<Self>, frame: Frame, service: &Arc<dyn Service>, spawner: &Spawner) {
+    /// Hands a request that came just now, in one frame, to the service.
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        frame: Frame,
+        at: Instant,
+        service: &Arc<dyn Service>,
+        spawner: &Spawner,
+    ) {
         let (ask, body) = match Ask::decode(frame.payload.clone()) {
             Ok(read) => read,
             Err(error) => {
@@ -216,8 +221,8 @@ impl Shared {
                 }
             },
         };
-        let serving = Arc::new(Serving::new(&frame, &ask, self.settings.budget_max, held));
-        if serving.until().has_passed() {
+        let serving = Arc::new(Serving::new(&frame, &ask, at, self.settings.budget_max, held));
+        if serving.until() <= Deadline::at(at) {
             return self.finish(&serving, Err(out_of_time()));
         }
         let request = Request {

@@ -127,6 +127,7 @@ impl Session {
             places: Permits::new(ours as u64),
             requests: budgets.requests.clone(),
             state: Lock::new(STATE, State::new(ours, theirs), metrics),
+            answers_queued: AtomicUsize::new(0),
             poke: Notify::new(),
             written: Latch::new(),
             cut: Latch::new(),

@@ -181,3 +181,19 @@ async fn the_largest_numbers_in_calls_do_no_harm() {
     assert_eq!(raw.ask(too_many).await, None, "more than a number of chunks can be");
     assert_eq!(two.count(Counter::FrameRejects, "control"), 1);
 }
+
+/// A request that finds no room among what waits to be written is refused, and costs neither its session nor a place.
+#[tokio::test(start_paused = true)]
+async fn a_request_beyond_the_budget_of_what_is_queued_is_busy() {
+    let net = net();
+    let one = Node::sim(&net, 1, PeersSettings { queued_bytes_max: 100_000, ..PeersSettings::default() });
+    let two = Node::sim(&net, 2, PeersSettings::default());
+    for _ in 0..200 {
+        let refused = one.ask(&two, ECHO, &[0; 150_000]).await.unwrap_err();
+        assert!(matches!(refused, RpcError::Busy { what: "rpc_queued", .. }), "{refused:?}");
+    }
+    let session = one.peers.get(two.id()).unwrap();
+    assert_eq!(session.open_exchanges(), 0);
+    assert_eq!(one.ask(&two, ECHO, &[7; 50_000]).await.unwrap().len(), 50_000);
+    assert!(session.is_open());
+}
