@@ -4,6 +4,7 @@
 
 mod contract;
 mod finding;
+mod knobs;
 mod limits;
 mod overload;
 mod provide_many;
