@@ -283,8 +283,8 @@ impl<T> Shared<T> {
             return Ok(Parcel { item, weight: None });
         };
         let bytes = weigh(&item) as u64;
-        // A closed lane takes nothing in: the queue says so, and nothing is shed for it.
-        if self.queue.is_closed() {
+        // What weighs nothing asks nobody. A closed lane takes nothing in: the queue says so, and nothing is shed for it.
+        if bytes == 0 || self.queue.is_closed() {
             return Ok(Parcel { item, weight: None });
         }
         if self.spec.overflow == Overflow::ShedOldest {

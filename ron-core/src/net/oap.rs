@@ -11,6 +11,7 @@
 
 mod alarm;
 mod codec;
+mod few;
 mod hello;
 mod reader;
 mod streams;
@@ -20,7 +21,9 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 
+pub(super) use alarm::Alarm;
 pub use codec::{Decoder, Encoded};
+pub(super) use few::Few;
 pub use hello::{Agreed, Hello, HelloError};
 pub use reader::{FrameReader, ReadSettings};
 pub use streams::{Direction, Step, StreamError, Streams};

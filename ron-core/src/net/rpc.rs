@@ -68,7 +68,7 @@ use super::{
     BoxFuture,
     oap::{CHUNK_BYTES, FRAME_BYTES_MAX, HEADER_BYTES},
 };
-use crate::{Deadline, LaneSpec, NodeId};
+use crate::{LaneSpec, NodeId};
 
 /// What a link speaks: the name it is dialled under, the number its frames carry, and the lane its incoming links
 /// wait in.
@@ -184,9 +184,5 @@ impl RpcSettings {
     /// Chunks that an answer gathered in one piece may be cut into.
     fn answer_chunks(&self) -> u32 {
         (self.answer_bytes_max as usize).div_ceil(CHUNK_BYTES).max(1) as u32
-    }
-
-    fn deadline(&self, budget: Duration) -> Deadline {
-        Deadline::after(budget.min(self.budget_max))
     }
 }

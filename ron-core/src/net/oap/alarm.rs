@@ -16,7 +16,7 @@ use crate::Deadline;
 /// To set a timer costs more than to read a small frame, and most deadlines only ever move away. So it is left alone
 /// when they do: it then goes off early, looks at the deadline, and is set again.
 #[derive(Default)]
-pub(super) struct Alarm {
+pub(in crate::net) struct Alarm {
     /// None before the first wait.
     sleep: Option<Pin<Box<Sleep>>>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Alarm {
 impl Alarm {
     /// Runs `work` until it is done, or gives `None` at the deadline. What is done at once asks for no deadline, and so
     /// reads no clock.
-    pub(super) async fn limit<T>(
+    pub(in crate::net) async fn limit<T>(
         &mut self,
         mut until: impl FnMut() -> Deadline,
         work: impl Future<Output = T>,

@@ -16,7 +16,7 @@ use std::{
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
-use super::{Decoder, FRAME_BYTES_MAX, Frame, WireError, alarm::Alarm};
+use super::{Alarm, Decoder, FRAME_BYTES_MAX, Frame, WireError};
 use crate::{Counter, Deadline, Metrics};
 
 /// Bytes that one read asks for. A stream that fills its buffer gets a larger one, up to where a system call is no

@@ -6,9 +6,7 @@
 //! side has lost interest: without that, the rest of an abandoned request could not be told from a new one. So both
 //! ends agree, frame by frame, on what is open, and a peer that disagrees is out of step and is disconnected.
 
-use std::collections::HashMap;
-
-use super::{Flags, Frame, FrameError, Kind};
+use super::{Few, Flags, Frame, FrameError, Kind};
 
 /// Which way a frame went, seen from this end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -111,10 +109,11 @@ pub struct Streams {
 #[derive(Debug)]
 struct Side {
     max: usize,
-    open: HashMap<(Class, u64), Exchange>,
+    exchanges: Few<Exchange>,
+    events: Few<Exchange>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     Exchange,
     Event,
@@ -157,7 +156,7 @@ impl Streams {
     /// Nothing is open. We may open `ours_max` exchanges and event streams at once, the peer `theirs_max`.
     #[must_use]
     pub fn new(ours_max: usize, theirs_max: usize) -> Self {
-        let side = |max| Side { max, open: HashMap::new() };
+        let side = |max| Side { max, exchanges: Few::new(), events: Few::new() };
         Streams { ours: side(ours_max), theirs: side(theirs_max) }
     }
 
@@ -180,15 +179,15 @@ impl Streams {
     #[must_use]
     pub fn open(&self, opener: Direction) -> usize {
         match opener {
-            Direction::Sent => self.ours.open.len(),
-            Direction::Received => self.theirs.open.len(),
+            Direction::Sent => self.ours.len(),
+            Direction::Received => self.theirs.len(),
         }
     }
 
     /// Whether nothing is open, so that the connection can close without cutting anything off.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.ours.open.is_empty() && self.theirs.open.is_empty()
+        self.ours.len() + self.theirs.len() == 0
     }
 
     fn side(&mut self, opener: Direction) -> &mut Side {
@@ -200,11 +199,21 @@ impl Streams {
 }
 
 impl Side {
+    fn len(&self) -> usize {
+        self.exchanges.len() + self.events.len()
+    }
+
+    fn open(&mut self, class: Class) -> &mut Few<Exchange> {
+        match class {
+            Class::Exchange => &mut self.exchanges,
+            Class::Event => &mut self.events,
+        }
+    }
+
     /// A frame of the opener: a request or an event.
     fn say(&mut self, class: Class, frame: &Frame) -> Result<Step, StreamError> {
-        let key = (class, frame.corr);
-        let Some(exchange) = self.open.get_mut(&key) else {
-            return self.begin(key, frame);
+        let Some(exchange) = self.open(class).get_mut(frame.corr) else {
+            return self.begin(class, frame);
         };
         let before = exchange.said;
         let said = before.step(frame.flags, frame.corr)?;
@@ -212,30 +221,29 @@ impl Side {
         exchange.said = said;
         let closed = exchange.is_over();
         if closed {
-            self.open.remove(&key);
+            self.open(class).remove(frame.corr);
         }
         Ok(Step { first: before == Half::Before, last: said == Half::Over, closed })
     }
 
-    fn begin(&mut self, key: (Class, u64), frame: &Frame) -> Result<Step, StreamError> {
+    fn begin(&mut self, class: Class, frame: &Frame) -> Result<Step, StreamError> {
         let said = Half::Before.step(frame.flags, frame.corr)?;
-        let answer = if key.0 == Class::Event { Half::Over } else { Half::Before };
+        let answer = if class == Class::Event { Half::Over } else { Half::Before };
         let exchange = Exchange { proto: frame.proto, tenant: frame.tenant, said, answer };
         let closed = exchange.is_over();
         if !closed {
-            if self.open.len() >= self.max {
+            if self.len() >= self.max {
                 return Err(StreamError::TooMany { max: self.max });
             }
-            self.open.insert(key, exchange);
+            self.open(class).insert(frame.corr, exchange);
         }
         Ok(Step { first: true, last: said == Half::Over, closed })
     }
 
     /// A frame that comes back to the opener.
     fn answer(&mut self, frame: &Frame) -> Result<Step, StreamError> {
-        let key = (Class::Exchange, frame.corr);
         let corr = frame.corr;
-        let exchange = self.open.get_mut(&key).filter(|exchange| exchange.answer != Half::Over);
+        let exchange = self.exchanges.get_mut(corr).filter(|exchange| exchange.answer != Half::Over);
         let exchange = exchange.ok_or(StreamError::AnswerBeforeRequest { corr })?;
         let before = exchange.answer;
         let answer = before.step(frame.flags, corr)?;
@@ -243,7 +251,7 @@ impl Side {
         exchange.answer = answer;
         let closed = exchange.is_over();
         if closed {
-            self.open.remove(&key);
+            self.exchanges.remove(corr);
         }
         Ok(Step { first: before == Half::Before, last: answer == Half::Over, closed })
     }

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, future::poll_fn, io::IoSlice, pin::Pin, time::D
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use super::{Frame, FrameError, WireError, alarm::Alarm};
+use super::{Alarm, Frame, FrameError, WireError};
 use crate::{Counter, Deadline, Held, Inbox, Metrics, Stop};
 
 /// A payload up to this size is copied next to its header: cheaper than a vector entry of its own.
@@ -161,13 +161,12 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// # Errors
     /// [`WireError::Slow`] or [`WireError::Io`], after which the stream is of no use.
     pub async fn write(&mut self) -> Result<(), WireError> {
-        self.seal();
         while self.queued > 0 {
             let (mut until, goal) = (None, self.queued.saturating_sub(RATE_BYTES));
             while self.queued > goal {
                 let timeout = self.timeout;
                 let until = || *until.get_or_insert_with(|| Deadline::after(timeout));
-                let write = write_some(&mut self.io, &self.pieces);
+                let write = write_some(&mut self.io, &self.pieces, &self.scratch);
                 let written = within(&mut self.alarm, until, &self.metrics, "frame_write", write).await?;
                 if written == 0 {
                     return Err(WireError::io("frame_write", &std::io::ErrorKind::WriteZero.into()));
@@ -200,7 +199,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         within(&mut self.alarm, until, &self.metrics, "frame_close", self.io.shutdown()).await
     }
 
-    /// Makes what was gathered a piece.
+    /// Makes what was gathered a piece, so that a payload can follow it.
     fn seal(&mut self) {
         if !self.scratch.is_empty() {
             self.pieces.push_back(self.scratch.split().freeze());
@@ -217,6 +216,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
             written -= piece.len();
             self.pieces.pop_front();
         }
+        self.scratch.advance(written);
     }
 }
 
@@ -232,10 +232,18 @@ fn take(inbox: &Inbox<Frame>, taken: &mut Vec<Held<Frame>>) {
 
 /// One vectored write of as many pieces as fit. Their list is on the stack and only while it is written: as a part of
 /// the task it would be its largest, several times over, in every session that has nothing to send.
-async fn write_some<W: AsyncWrite + Unpin>(io: &mut W, pieces: &VecDeque<Bytes>) -> std::io::Result<usize> {
+async fn write_some<W: AsyncWrite + Unpin>(
+    io: &mut W,
+    pieces: &VecDeque<Bytes>,
+    scratch: &[u8],
+) -> std::io::Result<usize> {
     poll_fn(|cx| {
+        if pieces.is_empty() {
+            return Pin::new(&mut *io).poll_write(cx, scratch);
+        }
         let mut slices = [IoSlice::new(&[]); PIECES_MAX];
-        let filled = slices.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece)).count();
+        let all = pieces.iter().map(|piece| &piece[..]).chain([scratch]);
+        let filled = slices.iter_mut().zip(all).map(|(slice, piece)| *slice = IoSlice::new(piece)).count();
         Pin::new(&mut *io).poll_write_vectored(cx, &slices[..filled])
     })
     .await

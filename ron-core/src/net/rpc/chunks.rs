@@ -9,13 +9,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::time::Instant;
 
 use super::{Control, Method, RpcError, shared::Shared};
-use crate::{
-    Counter, Deadline,
-    sync::{Mutex, lock},
-};
+use crate::sync::{Mutex, lock};
 
 /// Where the reader of the link puts what comes back, and one caller takes it.
 pub(super) struct Slot {
@@ -28,8 +24,8 @@ struct SlotState {
     /// Chunks that may still come.
     credit: u32,
     waker: Option<Waker>,
-    /// Nobody reads any more: what comes is dropped.
-    abandoned: bool,
+    /// Nobody reads any more, or the end was told: what comes is dropped.
+    closed: bool,
 }
 
 /// A piece of an answer.
@@ -41,7 +37,7 @@ pub(super) enum Piece {
 impl Slot {
     pub(super) fn new(credit: u32) -> Self {
         let chunks = VecDeque::new();
-        Slot { state: Mutex::new(SlotState { chunks, end: None, credit, waker: None, abandoned: false }) }
+        Slot { state: Mutex::new(SlotState { chunks, end: None, credit, waker: None, closed: false }) }
     }
 
     /// Puts a chunk. Tells whether the peer had the credit for it.
@@ -49,7 +45,7 @@ impl Slot {
         let mut state = lock(&self.state);
         let Some(credit) = state.credit.checked_sub(1) else { return false };
         state.credit = credit;
-        let waker = if state.abandoned {
+        let waker = if state.closed {
             None
         } else {
             state.chunks.push_back(chunk);
@@ -63,10 +59,10 @@ impl Slot {
     /// The answer is over. The first end counts.
     pub(super) fn end(&self, end: Result<Bytes, RpcError>) {
         let mut state = lock(&self.state);
-        if state.abandoned || state.end.is_some() {
+        if state.closed {
             return;
         }
-        state.end = Some(end);
+        (state.closed, state.end) = (true, Some(end));
         let waker = state.waker.take();
         drop(state);
         waker.into_iter().for_each(Waker::wake);
@@ -80,7 +76,10 @@ impl Slot {
         match state.end.take() {
             Some(end) => Poll::Ready(Piece::Last(end)),
             None => {
-                state.waker = Some(cx.waker().clone());
+                match &mut state.waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    none => *none = Some(cx.waker().clone()),
+                }
                 Poll::Pending
             }
         }
@@ -94,7 +93,7 @@ impl Slot {
     fn abandon(&self) {
         let chunks = {
             let mut state = lock(&self.state);
-            state.abandoned = true;
+            state.closed = true;
             state.waker = None;
             std::mem::take(&mut state.chunks)
         };
@@ -108,12 +107,10 @@ pub struct Chunks {
     pub(super) slot: Arc<Slot>,
     pub(super) corr: u64,
     pub(super) method: Method,
-    pub(super) deadline: Deadline,
     /// Chunks that may be on their way at once.
     pub(super) window: u32,
     /// Chunks taken since the last grant.
     pub(super) taken: u32,
-    pub(super) asked: Instant,
     pub(super) end: Option<Result<(), RpcError>>,
 }
 
@@ -126,22 +123,15 @@ impl Chunks {
         if let Some(end) = &self.end {
             return end.clone().map(|()| None);
         }
-        let slot = &*self.slot;
-        let piece = self.deadline.limit(self.method.name, poll_fn(|cx| slot.poll(cx))).await;
-        match piece {
-            Ok(Piece::Chunk(chunk)) => {
+        // Its deadline is kept by the session, which ends it when the time is spent.
+        match poll_fn(|cx| self.slot.poll(cx)).await {
+            Piece::Chunk(chunk) => {
                 self.took_one();
                 Ok(Some(chunk))
             }
-            Ok(Piece::Last(end)) => {
+            Piece::Last(end) => {
                 self.end = Some(end.as_ref().map(drop).map_err(Clone::clone));
                 end.map(|last| Some(last).filter(|last| !last.is_empty()))
-            }
-            Err(late) => {
-                self.shared.count(Counter::IoTimeouts, self.method.name);
-                self.shared.unanswered(self.asked);
-                self.give_up(Err(late.clone().into()));
-                Err(late.into())
             }
         }
     }
@@ -174,19 +164,14 @@ impl Chunks {
             self.shared.control(self.corr, Control::Credit { corr: self.corr, chunks });
         }
     }
-
-    fn give_up(&mut self, end: Result<(), RpcError>) {
-        if self.end.is_none() {
-            self.end = Some(end);
-            self.slot.abandon();
-            self.shared.cancel(self.corr);
-        }
-    }
 }
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        self.give_up(Ok(()));
+        if self.end.is_none() {
+            self.slot.abandon();
+            self.shared.cancel(self.corr);
+        }
     }
 }
 

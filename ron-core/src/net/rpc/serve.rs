@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     super::oap::{CHUNK_BYTES, Code, Flags, Frame},
@@ -157,8 +157,14 @@ impl fmt::Debug for Request {
 }
 
 impl Shared {
-    /// Hands a request in one frame to the service.
-    pub(super) fn serve(self: &Arc<Self>, frame: Frame, service: &Arc<dyn Service>, spawner: &Spawner) {
+    /// Hands a request that came just now, in one frame, to the service.
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        frame: Frame,
+        at: Instant,
+        service: &Arc<dyn Service>,
+        spawner: &Spawner,
+    ) {
         let (ask, body) = match Ask::decode(frame.payload.clone()) {
             Ok(read) => read,
             Err(error) => {
@@ -166,8 +172,9 @@ impl Shared {
             }
         };
         let serving = Arc::new(Serving::new(&frame, ask.credit));
-        let deadline = self.settings.deadline(ask.budget());
-        if deadline.has_passed() {
+        let budget = ask.budget().min(self.settings.budget_max);
+        let deadline = Deadline::at(at + budget);
+        if budget.is_zero() {
             return self.finish(&serving, Err(out_of_time()));
         }
         let request = Request {

@@ -124,6 +124,7 @@ impl Session {
             bulk_room: Semaphore::new(BULK_ROOM),
             places: Permits::new(ours as u64),
             state: Lock::new(STATE, State::new(ours, theirs), metrics),
+            answers_queued: AtomicUsize::new(0),
             poke: Notify::new(),
             written: Latch::new(),
             cut: Latch::new(),

@@ -5,7 +5,6 @@
 //! does not read runs into the number of exchanges that it was given, and not into our memory.
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc, Weak,
@@ -22,8 +21,8 @@ use tokio::{
 
 use super::{
     super::oap::{
-        Agreed, CHUNK_BYTES, Code, Direction, Flags, Frame, FrameError, HEADER_BYTES, Kind, PROTO_CONTROL,
-        Streams, WireError,
+        Agreed, CHUNK_BYTES, Code, Direction, Few, Flags, Frame, FrameError, HEADER_BYTES, Kind,
+        PROTO_CONTROL, Streams, WireError,
     },
     Ask, Chunks, Control, EnvelopeError, Fault, Method, RpcError, RpcSettings, Service, Side,
     chunks::Slot,
@@ -94,6 +93,8 @@ pub(super) struct Shared {
     /// How many exchanges we may have open.
     pub(super) places: Permits,
     pub(super) state: Lock<State>,
+    /// Ends of answers that wait for the writer.
+    pub(super) answers_queued: AtomicUsize,
     /// Tells the reader to look at the state.
     pub(super) poke: Notify,
     /// The writer has written all it will.
@@ -109,13 +110,14 @@ pub(super) struct Shared {
 
 pub(super) struct State {
     streams: Streams,
-    calls: BTreeMap<u64, Call>,
-    serving: BTreeMap<u64, Arc<Serving>>,
-    /// Ends of answers that wait for the writer.
-    answers_queued: usize,
+    calls: Few<Call>,
+    serving: Few<Arc<Serving>>,
     corr: u64,
     /// The latest deadline of any open call of ours.
     until: Option<Deadline>,
+    /// When the reader looks at the state, unless it is told to before. It keeps the time of all calls: to set a timer
+    /// for each would cost more than a small call does.
+    look_at: Option<Deadline>,
     phase: Phase,
     /// When a call or event last began in either direction, and when anything last came.
     used: Instant,
@@ -153,8 +155,10 @@ struct Retired {
 struct Call {
     slot: Arc<Slot>,
     method: &'static str,
-    /// By when its answer must end, once it was cancelled.
-    owed_by: Option<Deadline>,
+    asked: Instant,
+    /// By when its answer must end: its caller's deadline or, once the callee was told to stop, what that may take.
+    until: Deadline,
+    canceled: bool,
     _place: Permit,
 }
 
@@ -196,15 +200,22 @@ impl Why {
     }
 }
 
+impl Call {
+    /// Nobody wants the answer any more.
+    fn cancel(&mut self, at: Instant) {
+        (self.canceled, self.until) = (true, Deadline::at(at + CANCEL_GRACE));
+    }
+}
+
 impl State {
     pub(super) fn new(ours_max: usize, theirs_max: usize) -> Self {
         State {
             streams: Streams::new(ours_max, theirs_max),
-            calls: BTreeMap::new(),
-            serving: BTreeMap::new(),
-            answers_queued: 0,
+            calls: Few::new(),
+            serving: Few::new(),
             corr: 0,
             until: None,
+            look_at: None,
             phase: Phase::Open,
             used: now(),
             heard: now(),
@@ -232,8 +243,9 @@ impl Shared {
             Some(place) => place,
             None => deadline.limit(method.name, self.places.take(1)).await?,
         };
+        let asked = now();
         // Rounded up: a request with time left never says that it has none.
-        let budget_ms = deadline.remaining().as_micros().div_ceil(1000);
+        let budget_ms = deadline.instant().saturating_duration_since(asked).as_micros().div_ceil(1000);
         if budget_ms == 0 {
             self.count(Counter::IoTimeouts, method.name);
             return Err(RpcError::Timeout { op: method.name });
@@ -241,7 +253,6 @@ impl Shared {
         let budget_ms = u32::try_from(budget_ms).unwrap_or(u32::MAX);
         let payload = Ask { method: method.number, budget_ms, credit: window }.encode(body);
         let slot = Arc::new(Slot::new(window));
-        let asked = now();
         let mut state = self.state.lock();
         match state.phase {
             Phase::Open => {}
@@ -251,31 +262,29 @@ impl Shared {
         state.corr += 1;
         let frame = Frame::request(self.proto, state.corr, payload);
         let corr = frame.corr;
-        if let Err(refused) = self.urgent.try_push(frame.clone()) {
-            drop(state);
-            return Err(match refused {
-                CallError::Canceled => RpcError::Closed,
-                refused => refused.into(),
-            });
-        }
-        let noted = state.streams.on_frame(Direction::Sent, &frame);
-        debug_assert!(noted.is_ok(), "its number is new and its place is counted: {noted:?}");
-        let call = Call { slot: Arc::clone(&slot), method: method.name, owed_by: None, _place: place };
+        self.note_sent(&mut state, &frame);
+        let call = Call {
+            slot: Arc::clone(&slot),
+            method: method.name,
+            asked,
+            until: deadline,
+            canceled: false,
+            _place: place,
+        };
         state.calls.insert(corr, call);
         state.until = state.until.max(Some(deadline));
         state.used = asked;
+        let sooner = state.look_at.is_none_or(|look_at| deadline < look_at);
+        if sooner {
+            state.look_at = Some(deadline);
+        }
+        // An open session has an open lane with room: it is closed only on the way to the end, which ends this call.
+        self.push(&mut state, &self.urgent, frame);
         drop(state);
-        Ok(Chunks {
-            shared: Arc::clone(self),
-            slot,
-            corr,
-            method,
-            deadline,
-            window,
-            taken: 0,
-            asked,
-            end: None,
-        })
+        if sooner {
+            self.poke.notify_one();
+        }
+        Ok(Chunks { shared: Arc::clone(self), slot, corr, method, window, taken: 0, end: None })
     }
 
     /// An event, once there is room for it in the bulk lane.
@@ -302,7 +311,7 @@ impl Shared {
     /// Says something about our exchange `corr`, unless it is over.
     pub(super) fn control(&self, corr: u64, control: Control) {
         let mut state = self.state.lock();
-        if state.calls.contains_key(&corr) {
+        if state.calls.get(corr).is_some() {
             self.push(&mut state, &self.urgent, control.frame());
         }
     }
@@ -310,19 +319,11 @@ impl Shared {
     /// Nobody wants the answer to our exchange `corr` any more. Its callee is told, and must end it in time.
     pub(super) fn cancel(&self, corr: u64) {
         let mut state = self.state.lock();
-        let Some(call) = state.calls.get_mut(&corr) else { return };
-        call.owed_by = Some(Deadline::after(CANCEL_GRACE));
+        let Some(call) = state.calls.get_mut(corr) else { return };
+        call.cancel(now());
         self.push(&mut state, &self.urgent, Control::Cancel { corr }.frame());
         drop(state);
         self.poke.notify_one();
-    }
-
-    /// A call that was asked at this time ran out of time.
-    pub(super) fn unanswered(&self, asked: Instant) {
-        let mut state = self.state.lock();
-        if state.heard < asked && now().duration_since(state.heard) >= SILENCE_MAX {
-            self.fail(&mut state, Why::Silent);
-        }
     }
 
     /// Queues a part of an answer. Nothing is queued if the answer is over or the budget for what waits is spent.
@@ -349,8 +350,8 @@ impl Shared {
             Progress::Ended => return,
         };
         serving.set_progress(Progress::Ended);
-        if state.serving.get(&serving.corr).is_some_and(|held| Arc::ptr_eq(held, serving)) {
-            state.serving.remove(&serving.corr);
+        if state.serving.get(serving.corr).is_some_and(|held| Arc::ptr_eq(held, serving)) {
+            state.serving.remove(serving.corr);
         }
         let frame = serving.frame(flags, code, payload);
         self.push_answer(&mut state, lane, frame);
@@ -364,7 +365,7 @@ impl Shared {
 
     fn push_answer(&self, state: &mut State, lane: &Lane<Frame>, frame: Frame) {
         self.note_sent(state, &frame);
-        state.answers_queued += 1;
+        self.answers_queued.fetch_add(1, Ordering::Relaxed);
         let pushed = match lane.try_push_or_return(frame) {
             // So much waits already that this answer does not fit. To say that, there is room.
             Err((refused @ CallError::Busy { .. }, frame)) if weigh(&frame) > 0 => {
@@ -406,8 +407,7 @@ impl Shared {
         let ends =
             frame.flags.has(Flags::END) || !frame.flags.has(Flags::START) && frame.code != Code::Partial;
         if frame.flags.has(Flags::RESP) && ends {
-            let mut state = self.state.lock();
-            state.answers_queued = state.answers_queued.saturating_sub(1);
+            self.answers_queued.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -463,10 +463,7 @@ impl Shared {
         if let Some(why) = state.broken.take() {
             return Err(why);
         }
-        let owed_by = state.calls.values().filter_map(|call| call.owed_by).min();
-        if owed_by.is_some_and(Deadline::has_passed) {
-            return Err(Why::Violation("no_end"));
-        }
+        let due = self.expire(&mut state)?;
         let idle = state.streams.is_idle();
         let look_at = match (state.phase, state.retired) {
             (Phase::Written, _) => return Err(Why::WriterGone),
@@ -485,7 +482,33 @@ impl Shared {
                 Some(if quiet_at.has_passed() { until } else { quiet_at.min(until) })
             }
         };
-        Ok(look_at.into_iter().chain(owed_by).min())
+        state.look_at = look_at.into_iter().chain(due).min();
+        Ok(state.look_at)
+    }
+
+    /// Ends the calls whose time is spent and tells their callees. Says when the next one is due.
+    fn expire(&self, state: &mut State) -> Result<Option<Deadline>, Why> {
+        let now = now();
+        let (mut due, mut late) = (None::<Deadline>, Vec::new());
+        for (corr, call) in state.calls.iter_mut() {
+            if call.until.instant() <= now {
+                if call.canceled {
+                    return Err(Why::Violation("no_end"));
+                }
+                self.count(Counter::IoTimeouts, call.method);
+                call.slot.end(Err(RpcError::Timeout { op: call.method }));
+                if state.heard < call.asked && now.duration_since(state.heard) >= SILENCE_MAX {
+                    return Err(Why::Silent);
+                }
+                call.cancel(now);
+                late.push(corr);
+            }
+            due = due.into_iter().chain([call.until]).min();
+        }
+        for corr in late {
+            self.push(state, &self.urgent, Control::Cancel { corr }.frame());
+        }
+        Ok(due)
     }
 
     /// Whether silence is to be expected: we are at work, wait for an answer whose time has not come, or are the one
@@ -497,18 +520,19 @@ impl Shared {
             || now().duration_since(state.used) < self.settings.idle_timeout
     }
 
-    /// Acts on a frame.
+    /// Acts on a frame that came just now.
     ///
     /// # Errors
     /// The rule that it breaks, which ends the session.
     pub(super) fn received(
         self: &Arc<Self>,
         frame: Frame,
+        at: Instant,
         service: &Arc<dyn Service>,
         calls: &Spawner,
     ) -> Result<(), &'static str> {
         let mut state = self.state.lock();
-        state.heard = now();
+        state.heard = at;
         let step = state.streams.on_frame(Direction::Received, &frame).map_err(|error| error.reason())?;
         match frame.flags.kind().map_err(|error| error.reason())? {
             Kind::Answer => self.answered(&mut state, frame, step.last),
@@ -532,7 +556,7 @@ impl Shared {
                 } else if phase != Phase::Open {
                     Fault::new(Code::Unavailable, "stopping")
                 } else {
-                    self.serve(frame, service, calls);
+                    self.serve(frame, at, service, calls);
                     return Ok(());
                 };
                 self.refuse(&frame, &fault);
@@ -558,14 +582,14 @@ impl Shared {
         };
         let mut state = self.state.lock();
         self.check_places(&state)?;
-        state.answers_queued += 1;
+        self.answers_queued.fetch_add(1, Ordering::Relaxed);
         self.push(&mut state, &self.urgent, answer);
         Ok(())
     }
 
     /// A peer knows that an answer has come only when the writer has taken it: until then it counts as open.
     fn check_places(&self, state: &State) -> Result<(), &'static str> {
-        let taken = state.streams.open(Direction::Received) + state.answers_queued;
+        let taken = state.streams.open(Direction::Received) + self.answers_queued.load(Ordering::Relaxed);
         if taken > self.agreed.theirs_max as usize { Err("too_many") } else { Ok(()) }
     }
 
@@ -578,10 +602,10 @@ impl Shared {
             return Err("code");
         }
         if !last {
-            let call = state.calls.get(&corr).ok_or("answer_before_request")?;
+            let call = state.calls.get(corr).ok_or("answer_before_request")?;
             return if call.slot.put(frame.payload) { Ok(()) } else { Err("credit") };
         }
-        let call = state.calls.remove(&corr).ok_or("answer_before_request")?;
+        let call = state.calls.remove(corr).ok_or("answer_before_request")?;
         if state.calls.is_empty() {
             state.until = None;
         }
@@ -603,7 +627,7 @@ impl Shared {
                 return;
             }
             state.phase = Phase::Ended;
-            (std::mem::take(&mut state.calls), std::mem::take(&mut state.serving))
+            (state.calls.drain(), state.serving.drain())
         };
         if !why.is_orderly() {
             self.cut.set();
@@ -612,10 +636,10 @@ impl Shared {
         self.bulk.close();
         self.bulk_room.close();
         self.count(Counter::SessionsClosed, why.reason());
-        for call in calls.into_values() {
+        for call in calls {
             call.slot.end(Err(RpcError::Closed));
         }
-        for serving in serving.into_values() {
+        for serving in serving {
             serving.cancel();
         }
         if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
@@ -650,12 +674,12 @@ fn controlled(state: &State, frame: &Frame) -> Result<(), &'static str> {
     // Of an exchange that has just ended here, the peer may not know yet.
     match Control::decode(&frame.payload) {
         Ok(Some(Control::Credit { corr, chunks })) => {
-            if let Some(serving) = state.serving.get(&corr) {
+            if let Some(serving) = state.serving.get(corr) {
                 serving.grant(chunks);
             }
         }
         Ok(Some(Control::Cancel { corr })) => {
-            if let Some(serving) = state.serving.get(&corr) {
+            if let Some(serving) = state.serving.get(corr) {
                 serving.cancel();
             }
         }

@@ -4,16 +4,16 @@
 //! for a stated time; out of order, at once. Guards see to it that everybody is told even when a task is cut off or
 //! never runs.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::io::{ReadHalf, WriteHalf};
 
 use super::{
-    super::oap::{Flags, Frame, FrameReader, FrameWriter, WireError},
+    super::oap::{Alarm, Flags, Frame, FrameReader, FrameWriter, WireError},
     Service,
     shared::{Shared, Why},
 };
-use crate::{Counter, Deadline, Inbox, Restart, Spawner, Stop, StopHook, TaskSpec, net::Stream};
+use crate::{Counter, Deadline, Inbox, Restart, Spawner, Stop, StopHook, TaskSpec, net::Stream, now};
 
 /// How long what is queued may take to be written once the session is over, in order.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -87,14 +87,11 @@ async fn pump(
         writer.queue(frame)
     };
     loop {
-        // Gather from both in turn; what is written leaves room for more.
-        let mut took = true;
-        while took && !writer.is_full() {
-            took = false;
+        // Gather from both in turn; what is written leaves room for more. To ask how many wait takes no lock.
+        while urgent.depth() + bulk.depth() > 0 && !writer.is_full() {
             for (inbox, is_bulk) in [(urgent, false), (bulk, true)] {
-                if let Some(frame) = inbox.try_recv() {
-                    queue(writer, frame, is_bulk)?;
-                    took = true;
+                if inbox.depth() > 0 {
+                    inbox.try_recv().map_or(Ok(()), |frame| queue(writer, frame, is_bulk))?;
                 }
             }
         }
@@ -172,22 +169,25 @@ async fn read_frames(
     service: &Arc<dyn Service>,
     calls: &Spawner,
 ) -> Why {
-    let mut look_at: Option<Deadline> = None;
+    let (mut look_at, mut alarm, mut due): (Option<Deadline>, _, _) = (None, Alarm::default(), false);
+    let mut poked = pin!(shared.poke.notified());
     loop {
-        // A peer that always has something to say must not keep us from looking.
-        let is_due = look_at.is_some_and(Deadline::has_passed);
         let next = async {
             tokio::select! {
                 biased;
-                () = shared.poke.notified() => None,
+                () = poked.as_mut() => {
+                    poked.set(shared.poke.notified());
+                    None
+                }
                 read = reader.next() => Some(read),
             }
         };
         let read = match look_at {
-            _ if is_due => None,
+            _ if due => None,
             None => next.await,
-            Some(until) => until.limit("look", next).await.unwrap_or(None),
+            Some(until) => alarm.limit(|| until, next).await.flatten(),
         };
+        due = false;
         let Some(read) = read else {
             match shared.look() {
                 Ok(until) => look_at = until,
@@ -196,7 +196,12 @@ async fn read_frames(
             continue;
         };
         let outcome = match read {
-            Ok(Some(frame)) => shared.received(frame, service, calls),
+            Ok(Some(frame)) => {
+                let at = now();
+                // A peer that always has something to say must not keep us from looking.
+                due = look_at.is_some_and(|look_at| look_at.instant() <= at);
+                shared.received(frame, at, service, calls)
+            }
             Ok(None) => return Why::PeerClosed,
             Err(WireError::Frame(error)) if !error.is_fatal() => shared.skipped(&error),
             Err(WireError::Idle) if shared.is_waiting() => Ok(()),
