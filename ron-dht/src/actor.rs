@@ -77,7 +77,6 @@ pub(crate) async fn bootstrap(
         }
         let settings = node.settings();
         let required = settings.seeds_required.min(seeds.len());
-        // Whoever has peers does not need the seeds, which may be long gone.
         let mut is_connected = gates.seeds(answered, required, &node);
         if is_connected {
             // Boxed: between two refreshes, which is nearly always, nobody needs the room.
@@ -121,9 +120,11 @@ pub(crate) struct Gates {
 }
 
 impl Gates {
-    /// Whether enough seeds answered, or others did before.
+    /// Whether enough seeds answered. Whoever else has answered stands in for one: seeds may be long gone, and a node that
+    /// others came to is part of their network.
     fn seeds(&self, answered: usize, required: usize, node: &Node) -> bool {
-        let is_enough = answered >= required || node.buckets.filled() > 0;
+        let answered = answered.max(node.buckets.answering(required));
+        let is_enough = answered >= required;
         if is_enough {
             self.seeds.open();
         } else {

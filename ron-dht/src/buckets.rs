@@ -123,6 +123,12 @@ impl Buckets {
         self.snapshots().filter(|bucket| bucket.iter().any(|entry| !entry.is_silent())).count()
     }
 
+    /// Peers that are not silent, counted up to `enough`.
+    pub(crate) fn answering(&self, enough: usize) -> usize {
+        let answering = |bucket: Arc<[Entry]>| bucket.iter().filter(|entry| !entry.is_silent()).count();
+        self.snapshots().map(answering).sum::<usize>().min(enough)
+    }
+
     /// Returns when there is somebody in the table: whoever has just answered is on the way there, and a search that
     /// begins before has nobody to ask and takes the network for empty. Not for ever, since the bucket may be full of
     /// others who have yet to be found gone.
