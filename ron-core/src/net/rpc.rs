@@ -85,6 +85,7 @@
 mod chunks;
 mod envelope;
 mod error;
+mod halves;
 mod peers;
 mod serve;
 mod session;
