@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::meter::{Meter, nanos};
 pub use self::table::ClientKey;
-use self::table::{ClientLimits, Entry, PLACE_WAIT, Shard, WAYS, longest, place};
+use self::table::{ClientLimits, PLACE_WAIT, Packed, Shard, WAYS, longest, place};
 use crate::{
     CallError, ConfigError, Counter, LockSpec, Metrics, Ratio, Tally, now,
     planted::{Bug, is_planted},
@@ -301,7 +301,7 @@ impl Gate {
         counts
             + size_of::<Shared>()
             + shards * size_of::<Apart<Mutex<Shard>>>()
-            + shards * sets * WAYS * size_of::<Entry>()
+            + shards * sets * WAYS * size_of::<Packed>()
     }
 }
 

@@ -184,7 +184,7 @@ impl Node {
         let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
         match reply {
             Ok(reply) => {
-                self.buckets.answered(peer.clone(), reply.observed, now() - began, true).await;
+                self.buckets.answered(peer, reply.observed, now() - began, true).await;
                 true
             }
             Err(Failure::Busy) => true,
