@@ -5,7 +5,8 @@
 //! with the same keys (feature `quic`), or over any other [`Transport`]. [`oap`] is the frame format that our protocols
 //! speak on them, and [`rpc`] is calls in both directions over one link per peer: to offer or use a service, begin there.
 //!
-//! All of it runs on the tokio runtime it is started in (with `enable_all`) and under the host's
+//! It is in the feature `net`; a host needs tokio and, for what it sends, `bytes` beside it. All of it runs on the tokio
+//! runtime it is started in (with `enable_all`) and under the host's
 //! [`Supervisor`](crate::Supervisor), and stops with that.
 //!
 //! # A link of bytes
