@@ -428,7 +428,7 @@ mod tests {
         for step in 0..400 {
             visit(&mut shard, 1, step * 20 * SECOND, false);
         }
-        assert_eq!(shard.entries.iter().map(|entry| entry.standing).max(), Some(u8::MAX));
+        assert_eq!(shard.entries.iter().map(|packed| Entry::unpack(*packed).standing).max(), Some(u8::MAX));
         let seat = shard.seat(0, key(2), u64::MAX).unwrap();
         let claim = shard.check(seat, u64::MAX, u64::MAX).unwrap();
         shard.take(seat, key(2), claim, u64::MAX);
