@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::meter::{Meter, nanos};
 pub use self::table::ClientKey;
-use self::table::{ClientLimits, Entry, PLACE_WAIT, Shard, WAYS, longest, place};
+use self::table::{ClientLimits, PLACE_WAIT, Packed, Shard, WAYS, longest, place};
 use crate::{
     CallError, ConfigError, Counter, LockSpec, Metrics, Ratio, Tally, now,
     planted::{Bug, is_planted},
@@ -31,15 +31,18 @@ use crate::{
     },
 };
 
-/// Locks over the table. Sixteen are enough that two of eight cores rarely want the same one.
-const SHARDS: usize = 16;
+/// Locks over the table, at most. Sixteen are enough that two of eight cores rarely want the same one.
+const SHARDS_MAX: usize = 16;
+
+/// Sets behind one lock, at least. A gate for few clients is one of many in its process, and not worth sixteen locks.
+const SHARD_SETS_MIN: usize = 8;
 
 /// The locks of a gate, in the order they are taken. They are the innermost of all: nothing is called under them.
 pub(crate) const LOCKS: [LockSpec; 3] = [
     LockSpec::new("ron-core", "gate.settings", 900)
         .guards("the settings in force; held while they are replaced"),
     LockSpec::new("ron-core", "gate.shard", 910)
-        .guards("a sixteenth of the clients; held for eight comparisons"),
+        .guards("a sixteenth of the clients, or all if they are few; held for eight comparisons"),
     LockSpec::new("ron-core", "gate.total", 920)
         .guards("the limits for all clients together; held for arithmetic"),
 ];
@@ -117,10 +120,20 @@ impl GateSettings {
         }
     }
 
-    /// Sets in each shard: a power of two, so that the hash picks one with a mask.
-    fn sets(&self) -> usize {
-        self.clients.div_ceil(SHARDS * WAYS).next_power_of_two()
+    /// Shards, and sets in each: powers of two, so that the hash picks one with a mask.
+    fn shape(&self) -> Shape {
+        let sets = self.clients.div_ceil(WAYS).next_power_of_two();
+        let shards = (sets / SHARD_SETS_MIN).clamp(1, SHARDS_MAX);
+        Shape { shards, sets: sets / shards }
     }
+}
+
+/// How a table is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    shards: usize,
+    /// In each shard.
+    sets: usize,
 }
 
 /// Above a billion a second, a request would cost less than the nanosecond that everything is counted in.
@@ -161,7 +174,7 @@ struct Shared {
     name: &'static str,
     born: Instant,
     hash: RandomState,
-    sets: usize,
+    shape: Shape,
     shards: Box<[Apart<Mutex<Shard>>]>,
     total: Apart<Mutex<Total>>,
     inside: Apart<Inside>,
@@ -182,15 +195,15 @@ impl Gate {
     pub fn new(name: &'static str, settings: GateSettings, metrics: &Metrics) -> Result<Self, ConfigError> {
         settings.check()?;
         LOCKS.into_iter().for_each(|spec| metrics.note_lock(spec));
-        let (sets, limits) = (settings.sets(), settings.client_limits());
-        let shard = || Apart(Mutex::new(Shard::new(sets, limits)));
+        let (shape, limits) = (settings.shape(), settings.client_limits());
+        let shard = || Apart(Mutex::new(Shard::new(shape.sets, limits)));
         Ok(Gate {
             shared: Arc::new(Shared {
                 name,
                 born: now(),
                 hash: RandomState::new(),
-                sets,
-                shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+                shape,
+                shards: std::iter::repeat_with(shard).take(shape.shards).collect(),
                 total: Apart(Mutex::new(Total::new(&settings))),
                 inside: Apart(Inside::default()),
                 settings: Mutex::new(settings),
@@ -213,8 +226,8 @@ impl Gate {
         let shared = &*self.shared;
         let hash = shared.hash.hash_one(client);
         // The low bits choose the shard and the high ones the set, so that neither follows from the other.
-        let shard_at = (hash % SHARDS as u64) as usize;
-        let set = (hash >> 32) as usize & (shared.sets - 1);
+        let shard_at = hash as usize & (shared.shape.shards - 1);
+        let set = (hash >> 32) as usize & (shared.shape.sets - 1);
 
         let mut shard = lock(&shared.shards[shard_at].0);
         let seat = shard.seat(set, client, now);
@@ -254,7 +267,7 @@ impl Gate {
     /// size. Then everything stays as it was.
     pub fn reload(&self, settings: GateSettings) -> Result<(), ConfigError> {
         settings.check()?;
-        if settings.sets() != self.shared.sets {
+        if settings.shape() != self.shared.shape {
             return Err(ConfigError::NeedsRestart { key: "gate.clients" });
         }
         // Held to the end, so that of two reloads one is in force everywhere and not each in half of the shards.
@@ -284,11 +297,11 @@ impl Gate {
     pub fn memory_bytes(&self) -> usize {
         // The two counts of the `Arc`, padded to the alignment of what follows them.
         let counts = (2 * size_of::<usize>()).max(align_of::<Shared>());
-        let entries = SHARDS * self.shared.sets * WAYS;
+        let Shape { shards, sets } = self.shared.shape;
         counts
             + size_of::<Shared>()
-            + SHARDS * size_of::<Apart<Mutex<Shard>>>()
-            + entries * size_of::<Entry>()
+            + shards * size_of::<Apart<Mutex<Shard>>>()
+            + shards * sets * WAYS * size_of::<Packed>()
     }
 }
 
@@ -563,7 +576,7 @@ mod tests {
         let inside: Vec<(u32, Pass)> = (0..5_000)
             .filter_map(|number| Some((number, gate.enter_at(client(number), 0, 0).ok()?)))
             .collect();
-        assert_eq!(inside.len(), SHARDS * WAYS, "one for each way of the smallest table");
+        assert_eq!(inside.len(), WAYS, "one for each way of the smallest table");
         let refused = gate.enter_at(client(9_999), 0, 0).unwrap_err();
         assert_eq!(wait_of(&refused), PLACE_WAIT);
         for (number, _) in &inside {
@@ -571,6 +584,18 @@ mod tests {
         }
         drop(inside);
         drop(gate.enter_at(client(9_999), 0, 0).unwrap());
+    }
+
+    /// Ten thousand simulated nodes have a gate each: sixteen locks on cache lines of their own were three quarters of it.
+    #[test]
+    fn a_gate_for_few_clients_has_few_locks() {
+        let shape = |clients| GateSettings { clients, ..SETTINGS }.shape();
+        assert_eq!(shape(1), Shape { shards: 1, sets: 1 });
+        assert_eq!(shape(64), Shape { shards: 1, sets: 8 });
+        assert_eq!(shape(128), Shape { shards: 2, sets: 8 });
+        assert_eq!(shape(4_096), Shape { shards: 16, sets: 32 });
+        let small = gate(GateSettings { clients: 64, ..SETTINGS });
+        assert!(small.memory_bytes() < 4_096, "{}", small.memory_bytes());
     }
 
     #[test]

@@ -89,7 +89,8 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
             supervisor.spawn(spec.task, |_| {
                 Box::pin(async move {
                     while let Some(held) = inbox.recv_held().await {
-                        worker.run(held.item).await;
+                        // Boxed, because most workers of most pools wait most of the time, and need no room for a job.
+                        Box::pin(worker.run(held.item)).await;
                     }
                 })
             });

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Scenarios: `churn`, `loss`, `hedge`, `kill` share one network of `--nodes`, in the order given; `sybil` has its own of
-//! at most three hundred. Without a name all run. With `--check` the exit code is 1 if a target is missed.
+//! at most three hundred, and `provide` of at most a thousand, in which one node says `--keys` keys (a hundred thousand
+//! unless told). Without a name all run. With `--check` the exit code is 1 if a target is missed.
 
 #![allow(clippy::unwrap_used, reason = "in a simulation, a step that fails is the result")]
 
@@ -44,6 +45,7 @@ const JOINING: Duration = Duration::from_secs(60);
 struct Args {
     nodes: usize,
     lookups: usize,
+    keys: usize,
     seed: u64,
     check: bool,
     scenarios: Vec<String>,
@@ -51,7 +53,14 @@ struct Args {
 
 impl Args {
     fn parse() -> Result<Args, String> {
-        let mut args = Args { nodes: 1000, lookups: 10_000, seed: 1, check: false, scenarios: Vec::new() };
+        let mut args = Args {
+            nodes: 1000,
+            lookups: 10_000,
+            keys: 100_000,
+            seed: 1,
+            check: false,
+            scenarios: Vec::new(),
+        };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut number = || {
@@ -61,14 +70,16 @@ impl Args {
             match word.as_str() {
                 "--nodes" => args.nodes = number()? as usize,
                 "--lookups" => args.lookups = number()? as usize,
+                "--keys" => args.keys = number()? as usize,
                 "--seed" => args.seed = number()?,
                 "--check" => args.check = true,
-                "churn" | "loss" | "hedge" | "kill" | "sybil" => args.scenarios.push(word),
+                "churn" | "loss" | "hedge" | "kill" | "sybil" | "provide" => args.scenarios.push(word),
                 _ => return Err(format!("what is {word}?")),
             }
         }
         if args.scenarios.is_empty() {
-            args.scenarios = ["churn", "loss", "hedge", "kill", "sybil"].map(str::to_owned).to_vec();
+            args.scenarios =
+                ["churn", "loss", "hedge", "kill", "sybil", "provide"].map(str::to_owned).to_vec();
         }
         Ok(args)
     }
@@ -92,6 +103,8 @@ async fn main() -> ExitCode {
         println!("\n{scenario}");
         if scenario == "sybil" {
             sybil(nodes.min(300), seed, &mut targets).await;
+        } else if scenario == "provide" {
+            provide(nodes.min(1000), args.keys, seed, &mut targets).await;
         } else {
             if shared.is_none() {
                 shared = Some(World::build(nodes, seed).await);
@@ -127,7 +140,7 @@ impl Targets {
     }
 
     fn at_most(&mut self, what: &str, value: f64, most: f64) {
-        row(what, format!("{value:.2}   (target: at most {most})"));
+        row(what, format!("{value:.4}   (target: at most {most})"));
         if value > most {
             self.missed.push(format!("{what}: {value:.2} is over {most}"));
         }
@@ -587,6 +600,36 @@ async fn kill(world: &mut World, lookups: usize, targets: &mut Targets) {
         );
     }
     targets.at_least("success 300 s after 20 % died", last, 0.99);
+}
+
+/// One node says many keys, and others look for some of them.
+async fn provide(nodes: usize, count: usize, seed: u64, targets: &mut Targets) {
+    const FINDS: usize = 1000;
+    let mut net = Testnet::builder(nodes).seed(seed).build().await;
+    let provider = net.node(0).clone();
+    let random = || {
+        let mut key = [0; 32];
+        net.rng().fill(&mut key);
+        Key::from_bytes(key)
+    };
+    let keys: Vec<Key> = std::iter::repeat_with(random).take(count).collect();
+    let (before, began) = (net.net().messages().asked, ron_core::now());
+    let many = provider.provide_many(keys.iter().copied(), Deadline::after(Duration::from_secs(12 * 3600)));
+    let progress = many.unwrap().finish().await.unwrap();
+    row("keys", count);
+    row("took", format!("{:.0} s of their time", (ron_core::now() - began).as_secs_f64()));
+    row("searches", progress.lookups);
+    row("messages per key", format!("{:.3}", (net.net().messages().asked - before) as f64 / count as f64));
+    row("copies per key", format!("{:.2}", progress.kept as f64 / count as f64));
+    let mut found = 0;
+    for _ in 0..FINDS {
+        let (asker, key) = (net.rng().usize(1..nodes), keys[net.rng().usize(..keys.len())]);
+        let goal = Goal::Provider(key, provider.node_id());
+        found += usize::from(run(net.node(asker), goal, Vec::new()).await.is_found);
+    }
+    targets.at_most("searches, of one for each key", progress.lookups as f64 / count as f64, 0.03);
+    targets.at_least("keys said", share([progress.done, count]), 1.0);
+    targets.at_least("keys found", share([found, FINDS]), 0.999);
 }
 
 /// Twenty ids made to be next to a key: they name each other, and know nothing of what they promised to keep.

@@ -77,7 +77,6 @@ pub(crate) async fn bootstrap(
         }
         let settings = node.settings();
         let required = settings.seeds_required.min(seeds.len());
-        // Whoever has peers does not need the seeds, which may be long gone.
         let mut is_connected = gates.seeds(answered, required, &node);
         if is_connected {
             // Boxed: between two refreshes, which is nearly always, nobody needs the room.
@@ -121,9 +120,11 @@ pub(crate) struct Gates {
 }
 
 impl Gates {
-    /// Whether enough seeds answered, or others did before.
+    /// Whether enough seeds answered. Whoever else has answered stands in for one: seeds may be long gone, and a node that
+    /// others came to is part of their network.
     fn seeds(&self, answered: usize, required: usize, node: &Node) -> bool {
-        let is_enough = answered >= required || node.buckets.filled() > 0;
+        let answered = answered.max(node.buckets.answering(required));
+        let is_enough = answered >= required;
         if is_enough {
             self.seeds.open();
         } else {
@@ -183,7 +184,7 @@ impl Node {
         let reply = self.network().ask(peer, Arc::new(Request::Ping { listening }), deadline).await;
         match reply {
             Ok(reply) => {
-                self.buckets.answered(peer.clone(), reply.observed, now() - began, true).await;
+                self.buckets.answered(peer, reply.observed, now() - began, true).await;
                 true
             }
             Err(Failure::Busy) => true,

@@ -20,7 +20,7 @@ use crate::{
     Settings,
     logic::{
         Contact, Key,
-        table::{Answered, BUCKETS, Bucket, Diversity, Entry, bucket_index, closest},
+        table::{Answered, BUCKETS, Bucket, Diversity, Entry, bucket_index, visit_closest},
     },
     metrics::ROUTE_DROPPED,
 };
@@ -108,9 +108,10 @@ impl Buckets {
         }
     }
 
-    /// The `count` peers nearest to `target`.
-    pub(crate) fn closest(&self, target: &Key, count: usize) -> Vec<Entry> {
-        closest(&self.own, target, count, |index| self.snapshot(index))
+    /// Shows `visit` the `count` peers nearest to `target`, the nearest first.
+    pub(crate) fn visit_closest(&self, target: &Key, count: usize, visit: impl FnMut(&Entry)) {
+        let pages = self.pages.iter().rposition(|page| page.get().is_some()).map_or(0, |last| last + 1);
+        visit_closest(&self.own, target, count, pages * PAGE, |index| self.snapshot(index), visit);
     }
 
     /// Every peer, for whoever wants to look.
@@ -121,6 +122,12 @@ impl Buckets {
     /// Buckets that have peers who are not silent.
     pub(crate) fn filled(&self) -> usize {
         self.snapshots().filter(|bucket| bucket.iter().any(|entry| !entry.is_silent())).count()
+    }
+
+    /// Peers that are not silent, counted up to `enough`.
+    pub(crate) fn answering(&self, enough: usize) -> usize {
+        let answering = |bucket: Arc<[Entry]>| bucket.iter().filter(|entry| !entry.is_silent()).count();
+        self.snapshots().map(answering).sum::<usize>().min(enough)
     }
 
     /// Returns when there is somebody in the table: whoever has just answered is on the way there, and a search that
@@ -146,14 +153,15 @@ impl Buckets {
 
     /// `contact` answered from `observed` after `rtt`. If it does not know us and enters the table, it will be told: who
     /// is near us should have us in its table as well, and where our bucket is full, its own is about as full.
-    pub(crate) async fn answered(&self, contact: Contact, observed: IpAddr, rtt: Duration, knows_us: bool) {
+    pub(crate) async fn answered(&self, contact: &Contact, observed: IpAddr, rtt: Duration, knows_us: bool) {
         let since = now().duration_since(self.epoch);
         let is_old_news = |known: &Entry| {
-            known.contact == contact && !known.is_silent() && since.saturating_sub(known.seen) < FRESH
+            known.contact == *contact && !known.is_silent() && since.saturating_sub(known.seen) < FRESH
         };
         if self.look_at(&contact.id, is_old_news).unwrap_or(false) {
             return;
         }
+        let contact = contact.clone();
         self.route(contact.id, Route::Answered { contact, observed, rtt, knows_us }).await;
     }
 

@@ -58,8 +58,10 @@ const READS_AT: Ratio = Ratio::percent(95);
 /// A region that found the pool full tries again after this, or after what the pool asks for if that is longer.
 const REGION_PAUSE: Duration = Duration::from_millis(50);
 
-/// Past its deadline a search has this long to say what it found.
-const GRACE: Duration = Duration::from_millis(50);
+/// Past its deadline a search has a twentieth of its time to say what it found, within these bounds: less than the first
+/// is less than a busy runtime needs, and more than the second is more than anything takes.
+const GRACE_MIN: Duration = Duration::from_millis(5);
+const GRACE_MAX: Duration = Duration::from_millis(50);
 
 /// Something that happened, for whoever is interested.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -329,6 +331,7 @@ impl Dht {
 
     /// Those who provide `key`, as they are found: the first usually long before the search is over. It ends when
     /// `enough` were found, or everybody near the key was asked, or the deadline passed; [`Found::verdict`] says which.
+    /// What this node keeps itself comes first and counts: if it is enough, nobody is asked, and the verdict says so.
     /// Dropping it calls the search off.
     ///
     /// # Errors
@@ -634,7 +637,8 @@ impl Dht {
             })
         });
         // A search ends itself at its deadline and says what it has.
-        let deadline = Deadline::at(deadline.instant() + GRACE);
+        let grace = (deadline.remaining() / 20).clamp(GRACE_MIN, GRACE_MAX);
+        let deadline = Deadline::at(deadline.instant() + grace);
         self.pool.call(op, job, deadline).await?;
         let done = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         done.ok_or(DhtError::Canceled)

@@ -111,7 +111,14 @@ impl Network for Links {
     ) -> BoxFuture<'static, Result<Reply, Failure>> {
         let (peers, to) = (self.peers.clone(), to.clone());
         Box::pin(async move {
-            let session = peers.session(to.id, &to.addrs, deadline).await.map_err(|error| failure(&error))?;
+            let session = match peers.get(to.id) {
+                Some(session) => session,
+                // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
+                None => {
+                    let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
+                    dialled.map_err(|error| failure(&error))?
+                }
+            };
             let (number, body) = request.encode();
             let called = session.call(named(number), &body, deadline).await;
             let body = called.map_err(|error| failure(&error))?;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use ron_core::{
     Capacity, ClientKey, Deadline, Feed, Gate, Gauge, Histogram, Inbox, Lane, LaneSpec, Lock, LockSpec,
     Metrics, NodeId, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
-    net::{BoxFuture, Identity, oap::Code, rpc::Fault},
+    net::{Identity, oap::Code, rpc::Fault},
     now,
 };
 use tokio::time::Instant;
@@ -220,10 +220,14 @@ impl Node {
     }
 
     fn closer(&self, target: &Key, except: &NodeId) -> Vec<Contact> {
-        let mut entries = self.buckets.closest(target, K + 1);
-        entries.retain(|entry| entry.contact.id != *except);
-        entries.truncate(K);
-        entries.into_iter().map(|entry| entry.contact).collect()
+        let mut closer = Vec::with_capacity(K + 1);
+        self.buckets.visit_closest(target, K + 1, |entry| {
+            if entry.contact.id != *except {
+                closer.push(entry.contact.clone());
+            }
+        });
+        closer.truncate(K);
+        closer
     }
 
     fn find_value(&self, from: &Sender, key: Key, want: Want, limit: u16) -> Answer {
@@ -276,6 +280,17 @@ impl Node {
         Ok(outcomes)
     }
 
+    /// An answer that takes a while and keeps the node for that.
+    fn later<A>(&self, answer: impl FnOnce(Arc<Node>) -> A) -> Served
+    where
+        A: Future<Output = Result<Answer, Fault>> + Send + 'static,
+    {
+        match self.this.upgrade() {
+            Some(node) => Served::Later(Box::pin(answer(node))),
+            None => Served::Now(Err(Fault::new(Code::Unavailable, "stopping"))),
+        }
+    }
+
     /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
     fn introduced(&self, from: &Sender, listening: &[std::net::SocketAddr]) {
         let addrs = self.policy.usable(listening, from.ip);
@@ -296,7 +311,7 @@ impl Answers for Node {
             self.metrics.tally(NOT_READY, "drain").add(1);
             return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
         }
-        let pass = match self.gate.enter(ClientKey::from_bytes(from.id.as_bytes()), weight(&request)) {
+        let pass = match self.gate.enter(ClientKey::from(from.id), weight(&request)) {
             Ok(pass) => pass,
             Err(refused) => {
                 self.metrics.tally(QUOTA_REJECT, "rate").add(1);
@@ -305,9 +320,6 @@ impl Answers for Node {
         };
         // Methods are numbered from one.
         self.requests[usize::from(request.method()) - 1].add(1);
-        let Some(node) = self.this.upgrade() else {
-            return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
-        };
         match request {
             Request::Ping { listening } => {
                 self.introduced(&from, &listening);
@@ -319,13 +331,13 @@ impl Answers for Node {
             Request::FindValue { key, want, limit } => {
                 Served::Now(Ok(self.find_value(&from, key, want, limit)))
             }
-            Request::Provide { records } => later(async move {
+            Request::Provide { records } => self.later(|node| async move {
                 let _pass = pass;
                 let verify = |record: &Bytes| Ok((ProviderRecord::decode(record)?.verify()?, None));
                 let results = node.keep_all(from, records, deadline, verify).await?;
                 Ok(Answer::Provided { results })
             }),
-            Request::Store { values } => later(async move {
+            Request::Store { values } => self.later(|node| async move {
                 let _pass = pass;
                 let verify = |put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
                 let results = node.keep_all(from, values, deadline, verify).await?;
@@ -333,11 +345,6 @@ impl Answers for Node {
             }),
         }
     }
-}
-
-fn later(answer: impl Future<Output = Result<Answer, Fault>> + Send + 'static) -> Served {
-    let answer: BoxFuture<'static, _> = Box::pin(answer);
-    Served::Later(answer)
 }
 
 /// Bytes of what a request wants to be kept; questions are all alike small.

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
     sync::Arc,
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -266,40 +265,35 @@ impl Node {
         enough: NonZeroUsize,
         lane: Lane<Provider>,
     ) -> Verdict {
-        let Plan { target: key, deadline, settings, .. } = plan;
+        let (key, deadline, settings) = (plan.target, plan.deadline, plan.settings);
         let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
+        // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
         quest.take(self.own_providers(&key)).await;
-        if quest.seen.len() >= enough.get() {
-            // What we keep ourselves is an answer too.
-            let goal = Goal::Found(NonZeroUsize::MIN);
-            let mut verdict =
-                search(self, Plan { deadline: Deadline::after(Duration::ZERO), goal, ..plan }, &mut quest)
-                    .await;
-            verdict.reason = Reason::Enough;
-            return verdict;
-        }
-        let mut verdict = search(self, plan, &mut quest).await;
+        let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
+        let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         // Liars can spend a search's requests, and are no reason to give up where they are not.
         let is_over = |reason| matches!(reason, Reason::Enough | Reason::Deadline | Reason::Canceled);
-        if is_over(verdict.reason) {
-            return verdict;
-        }
-        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-        let region = self.made_up(&key, &ids);
-        for point in region.into_iter().flat_map(|region| region.points()) {
-            let goal = Goal::Found(enough);
-            let more =
-                search(self, Plan { target: point, goal, settings, deadline, is_sample: false }, &mut quest)
-                    .await;
+        let region = match is_over(verdict.reason) {
+            true => None,
+            false => {
+                let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
+                self.made_up(&key, &ids)
+            }
+        };
+        for target in region.into_iter().flat_map(|region| region.points()) {
+            let Some(goal) = quest.goal() else { break };
+            let plan = Plan { target, goal, settings, deadline, is_sample: false };
+            let more = search(self, plan, &mut quest).await;
             verdict.rpcs += more.rpcs;
             verdict.hedges += more.hedges;
-            verdict.found += more.found;
+            verdict.hops = verdict.hops.max(more.hops);
             verdict.trace.extend(more.trace);
             if is_over(more.reason) {
                 verdict.reason = more.reason;
                 break;
             }
         }
+        verdict.found = quest.seen.len();
         verdict
     }
 
@@ -337,6 +331,12 @@ struct Providers<'a> {
 }
 
 impl Providers<'_> {
+    /// How many are still to be found; nothing if those are enough that were.
+    fn goal(&self) -> Option<Goal> {
+        let missing = self.enough.get().saturating_sub(self.seen.len());
+        NonZeroUsize::new(missing).map(Goal::Found)
+    }
+
     /// Checks records, away from the tasks that read links, and hands out what is new. Says how many were.
     async fn take(&mut self, encoded: Vec<Bytes>) -> usize {
         if encoded.is_empty() {

@@ -3,7 +3,7 @@
 //! All decisions are [`Lookup`]'s. Here its steps are carried out: a question is a future, giving it up is dropping
 //! that, and every answer is news for the routing table, whatever it is worth to the search.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use ron_core::{Deadline, NodeId, now};
 
@@ -71,7 +71,8 @@ type Questions = InFlight<'static, Question, Result<Reply, Failure>>;
 /// Runs a search to its end. Dropping the future calls it off, and with it every question that is out.
 pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> Verdict {
     let settings = node.settings();
-    let seeds = node.buckets.closest(&plan.target, settings.seeds).into_iter().map(Lead::from);
+    let mut seeds = Vec::with_capacity(settings.seeds);
+    node.buckets.visit_closest(&plan.target, settings.seeds, |entry| seeds.push(Lead::from(entry.clone())));
     let until = node.since(plan.deadline.instant());
     let mut lookup = Lookup::new(node.id, plan.target, plan.goal, plan.settings, seeds, until);
     let request = quest.request();
@@ -79,6 +80,9 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
     let mut wanted = None;
     let began = now();
     let stop = node.stop();
+    let mut stopped = pin!(stop.requested());
+    // Set once for many waits: most end by an answer, and the next one would end later.
+    let mut alarm = pin!(tokio::time::sleep_until(plan.deadline.instant()));
     loop {
         let wait = match lookup.poll(node.since(now())) {
             Step::Ask { contact, rtt, hedge } => {
@@ -109,22 +113,26 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 return verdict;
             }
         };
+        let wake_at = node.epoch + wait;
+        if wake_at < alarm.deadline() || alarm.is_elapsed() {
+            alarm.as_mut().reset(wake_at);
+        }
         let event = tokio::select! {
             biased;
-            () = stop.requested() => {
+            () = stopped.as_mut() => {
                 lookup.cancel();
                 continue;
             }
             event = out.next() => Some(event),
-            () = tokio::time::sleep_until(node.epoch + wait) => None,
+            () = alarm.as_mut() => None,
         };
         let Some((question, reply)) = event else { continue };
         let at = node.since(now());
         match reply {
-            Ok(Reply { answer, observed }) => {
+            Ok(Reply { mut answer, observed }) => {
                 let rtt = at.saturating_sub(question.asked);
-                node.buckets.answered(question.to.clone(), observed, rtt, false).await;
-                let closer = closer_of(&answer, node, &lookup, observed);
+                node.buckets.answered(&question.to, observed, rtt, false).await;
+                let closer = closer_of(&mut answer, node, &lookup, observed);
                 let found = quest.on_answer(&question.to, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
@@ -158,7 +166,7 @@ async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Reques
         let took = now() - began;
         let outcome = match reply {
             Ok(reply) => {
-                node.buckets.answered(wanted.clone(), reply.observed, took, false).await;
+                node.buckets.answered(wanted, reply.observed, took, false).await;
                 verdict.closest.insert(0, wanted.clone());
                 verdict.hops = verdict.hops.max(hop);
                 Outcome::Answered { named: 0, found: 0 }
@@ -186,13 +194,13 @@ fn drop_question(node: &Node, out: &mut Questions, peer: &NodeId) {
     }
 }
 
-/// The peers an answer names, with addresses that its sender may name.
-fn closer_of(answer: &Answer, node: &Node, lookup: &Lookup, observed: std::net::IpAddr) -> Vec<Lead> {
+/// Takes the peers that an answer names, with addresses that its sender may name.
+fn closer_of(answer: &mut Answer, node: &Node, lookup: &Lookup, observed: IpAddr) -> Vec<Lead> {
     let (Answer::Nodes { closer } | Answer::Found { closer, .. }) = answer else { return Vec::new() };
-    let usable = |contact: &Contact| {
+    let usable = |contact: Contact| {
         let policy = node.policy;
         if contact.addrs.iter().all(|addr| policy.allows(addr, observed)) {
-            return Some(contact.clone());
+            return Some(contact);
         }
         let addrs = policy.usable(&contact.addrs, observed);
         (!addrs.is_empty()).then(|| Contact { id: contact.id, addrs: addrs.into() })
@@ -202,7 +210,7 @@ fn closer_of(answer: &Answer, node: &Node, lookup: &Lookup, observed: std::net::
         true => Lead::from(contact),
         false => node.lead(contact),
     };
-    closer.iter().filter_map(usable).map(lead).collect()
+    std::mem::take(closer).into_iter().filter_map(usable).map(lead).collect()
 }
 
 impl Node {

@@ -68,7 +68,8 @@ pub struct Settings {
     pub total_limits: GateLimits,
     /// Peers whose use is remembered for these limits.
     pub peers_remembered: usize,
-    /// Seeds that must have answered before the node is ready. Default 1; 0 for the first node of a network.
+    /// Seeds that must have answered before the node is ready, or other peers in their place; all of them if there are
+    /// fewer. Default 1. More of them make it less likely to join a part of a network that has come apart.
     pub seeds_required: usize,
     /// The share of the buckets expected for the size of the network that must be filled before the node is ready.
     /// Default 0.8.

@@ -114,7 +114,7 @@ async fn play(mode: u8, script: &[u8]) {
     let [made, back] = [&calls.made, &calls.back].map(|count| count.load(Ordering::SeqCst));
     assert_eq!(made, back, "a call of ours never came back");
     assert_eq!(service.working.load(Ordering::SeqCst), 0, "a handler outlived its session");
-    for task in ["rpc_reader", "rpc_writer", "rpc_call", CALLER.name] {
+    for task in ["rpc_session", "rpc_call", CALLER.name] {
         assert_eq!(metrics.tally(Counter::TasksPanicked, task).get(), 0, "{task}");
     }
     assert_eq!(metrics.tally(Counter::SessionsClosed, "overflow").get(), 0, "the room was not counted right");

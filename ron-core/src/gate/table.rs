@@ -16,6 +16,7 @@ use std::{
 };
 
 use super::meter::Meter;
+use crate::NodeId;
 
 /// Ways in a set. With eight, a table filled by three quarters keeps nearly everybody; the search is eight
 /// comparisons in six cache lines.
@@ -45,6 +46,15 @@ impl ClientKey {
         let mut key = [0; 16];
         key.copy_from_slice(&blake3::hash(identity).as_bytes()[..16]);
         key[0] = 0xff;
+        ClientKey(key)
+    }
+}
+
+/// A node's name is a hash that nobody can choose, so a part of it is as good.
+impl From<NodeId> for ClientKey {
+    fn from(node: NodeId) -> Self {
+        let mut key = [0xff; 16];
+        key[1..].copy_from_slice(&node.as_bytes()[..15]);
         ClientKey(key)
     }
 }
@@ -92,12 +102,16 @@ pub(super) struct ClientLimits {
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) limits: ClientLimits,
-    entries: Box<[Entry]>,
+    entries: Box<[Packed]>,
 }
 
-/// What is remembered about one client: 48 bytes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
+/// An [`Entry`] as numbers, all zero for a vacant one. A table of zeros is memory that the system has not yet given: a
+/// gate for ten thousand clients that sees ten costs what ten cost.
+pub(super) type Packed = [u64; 6];
+
+/// What is remembered about one client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
     key: ClientKey,
     requests_clear_at: u64,
     bytes_clear_at: u64,
@@ -124,14 +138,14 @@ pub(super) struct Claim {
 
 impl Shard {
     pub(super) fn new(sets: usize, limits: ClientLimits) -> Self {
-        Shard { limits, entries: vec![Entry::VACANT; sets * WAYS].into_boxed_slice() }
+        Shard { limits, entries: vec![[0; 6]; sets * WAYS].into_boxed_slice() }
     }
 
     /// The way of `key` in `set`, or the one it would take. Nothing if every way has calls in flight, or if only
     /// clients that came back could make room while one-time visitors are inside.
     pub(super) fn seat(&self, set: usize, key: ClientKey, now: u64) -> Option<Seat> {
         let first = set * WAYS;
-        let ways = &self.entries[first..first + WAYS];
+        let ways: [Entry; WAYS] = std::array::from_fn(|way| self.entry(first + way));
         if let Some(way) = ways.iter().position(|entry| entry.key == key) {
             return Some(Seat { slot: first + way, newcomer: false });
         }
@@ -147,7 +161,7 @@ impl Shard {
 
     /// Whether the client's own limits allow a call of `bytes`, or how long to wait. A newcomer owes nothing yet.
     pub(super) fn check(&self, seat: Seat, bytes: u64, now: u64) -> Result<Claim, u64> {
-        let entry = if seat.newcomer { &Entry::VACANT } else { &self.entries[seat.slot] };
+        let entry = if seat.newcomer { Entry::VACANT } else { self.entry(seat.slot) };
         let ClientLimits { requests, bytes: volume, in_flight_max } = &self.limits;
         let place = place(entry.in_flight, *in_flight_max);
         let requests_clear_at = requests.check(entry.requests_clear_at, requests.one(), now);
@@ -163,9 +177,9 @@ impl Shard {
     /// Writes what was claimed.
     pub(super) fn take(&mut self, seat: Seat, key: ClientKey, claim: Claim, now: u64) {
         let second = second(now);
-        let entry = &mut self.entries[seat.slot];
+        let mut entry = self.entry(seat.slot);
         if seat.newcomer {
-            *entry = Entry { key, raised_second: second, ..Entry::VACANT };
+            entry = Entry { key, raised_second: second, ..Entry::VACANT };
         } else if entry.standing == 0 || second.saturating_sub(entry.raised_second) >= STANDING_SECONDS {
             entry.standing = entry.standing_at(second).saturating_add(1);
             entry.raised_second = second;
@@ -174,13 +188,19 @@ impl Shard {
         entry.requests_clear_at = claim.requests_clear_at;
         entry.bytes_clear_at = claim.bytes_clear_at;
         entry.in_flight += 1;
+        self.entries[seat.slot] = entry.pack();
     }
 
     /// One call of the client in `slot` has ended. The slot is still its own: it was in flight until now.
     pub(super) fn leave(&mut self, slot: usize) {
-        let entry = &mut self.entries[slot];
+        let mut entry = self.entry(slot);
         debug_assert!(entry.in_flight > 0, "a pass is given back once");
         entry.in_flight = entry.in_flight.saturating_sub(1);
+        self.entries[slot] = entry.pack();
+    }
+
+    fn entry(&self, slot: usize) -> Entry {
+        Entry::unpack(self.entries[slot])
     }
 }
 
@@ -194,6 +214,32 @@ impl Entry {
         in_flight: 0,
         standing: 0,
     };
+
+    fn pack(self) -> Packed {
+        let (key, both) =
+            (u128::from_ne_bytes(self.key.0), |high: u32, low: u32| u64::from(high) << 32 | u64::from(low));
+        [
+            (key >> 64) as u64,
+            key as u64,
+            self.requests_clear_at,
+            self.bytes_clear_at,
+            both(self.seen_second, self.raised_second),
+            both(self.in_flight, self.standing.into()),
+        ]
+    }
+
+    fn unpack([key_high, key_low, requests_clear_at, bytes_clear_at, seconds, rest]: Packed) -> Self {
+        let key = u128::from(key_high) << 64 | u128::from(key_low);
+        Entry {
+            key: ClientKey(key.to_ne_bytes()),
+            requests_clear_at,
+            bytes_clear_at,
+            seen_second: (seconds >> 32) as u32,
+            raised_second: seconds as u32,
+            in_flight: (rest >> 32) as u32,
+            standing: rest as u8,
+        }
+    }
 
     /// What would be lost by forgetting this entry; the smallest goes first. Among equals the one unseen longest.
     fn worth(&self, limits: &ClientLimits, now: u64) -> impl Ord + use<> {
@@ -259,12 +305,27 @@ mod tests {
     }
 
     fn knows(shard: &Shard, number: u32) -> bool {
-        shard.entries.iter().any(|entry| entry.key == key(number))
+        shard.entries.iter().any(|packed| Entry::unpack(*packed).key == key(number))
     }
 
     #[test]
-    fn an_entry_is_48_bytes() {
-        assert_eq!(size_of::<Entry>(), 48);
+    fn an_entry_is_48_bytes_and_a_vacant_one_is_zeros() {
+        assert_eq!(size_of::<Packed>(), 48);
+        assert_eq!(Entry::VACANT.pack(), [0; 6]);
+    }
+
+    #[test]
+    fn an_entry_comes_back_as_it_was() {
+        let entry = Entry {
+            key: ClientKey::from_bytes(b"somebody"),
+            requests_clear_at: u64::MAX,
+            bytes_clear_at: 1 << 40,
+            seen_second: u32::MAX,
+            raised_second: 7,
+            in_flight: 1 << 31,
+            standing: u8::MAX,
+        };
+        assert_eq!(Entry::unpack(entry.pack()), entry);
     }
 
     #[test]
@@ -367,7 +428,7 @@ mod tests {
         for step in 0..400 {
             visit(&mut shard, 1, step * 20 * SECOND, false);
         }
-        assert_eq!(shard.entries.iter().map(|entry| entry.standing).max(), Some(u8::MAX));
+        assert_eq!(shard.entries.iter().map(|packed| Entry::unpack(*packed).standing).max(), Some(u8::MAX));
         let seat = shard.seat(0, key(2), u64::MAX).unwrap();
         let claim = shard.check(seat, u64::MAX, u64::MAX).unwrap();
         shard.take(seat, key(2), claim, u64::MAX);

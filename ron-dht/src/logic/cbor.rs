@@ -5,7 +5,10 @@
 //! to the same form: nesting has a limit, and nothing has indefinite length. The library's own skipping would keep a
 //! stack as long as the input of a sender who nests half a million arrays.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use minicbor::{Decoder, Encoder, data::Type};
 
@@ -84,15 +87,18 @@ pub(crate) fn read_list<'b, T, E: From<CborFault>>(
     (what, max): (&'static str, usize),
     mut item: impl FnMut(&mut Decoder<'b>) -> Result<T, E>,
 ) -> Result<Vec<T>, E> {
-    let count = cbor.array().map_err(CborFault::from)?.ok_or(CborFault::Malformed)?;
-    let count = usize::try_from(count).ok().filter(|count| *count <= max);
-    let count = count.ok_or(CborFault::TooMany { what })?;
+    let count = read_list_len(cbor, (what, max))?;
     // An item has at least one byte, so a list cannot be longer than what is left to read.
     let mut items = Vec::with_capacity(count.min(cbor.input().len() - cbor.position()));
     for _ in 0..count {
         items.push(item(cbor)?);
     }
     Ok(items)
+}
+
+fn read_list_len(cbor: &mut Decoder<'_>, (what, max): (&'static str, usize)) -> Result<usize, CborFault> {
+    let count = cbor.array()?.ok_or(CborFault::Malformed)?;
+    usize::try_from(count).ok().filter(|count| *count <= max).ok_or(CborFault::TooMany { what })
 }
 
 /// Reads a byte string of at most `max` bytes, where it lies.
@@ -147,22 +153,32 @@ pub(crate) fn write_addrs<W: minicbor::encode::Write>(
 /// Reads what [`write_addrs`] writes. An IPv4 address in IPv6 clothes is taken out of them, so that no filter is
 /// fooled by a second spelling.
 pub(crate) fn read_addrs(cbor: &mut Decoder<'_>) -> Result<Vec<SocketAddr>, CborFault> {
-    read_list(cbor, ("addresses", ADDRS_MAX), |cbor| {
-        let bytes = cbor.bytes()?;
-        let (ip, port) = match bytes {
-            [a, b, c, d, port @ ..] if bytes.len() == 6 => {
-                (IpAddr::from(Ipv4Addr::new(*a, *b, *c, *d)), port)
-            }
-            _ if bytes.len() == 18 => {
-                let (ip, port) = bytes.split_at(16);
-                let octets: [u8; 16] = ip.try_into().expect("cut at sixteen");
-                (IpAddr::from(Ipv6Addr::from(octets)).to_canonical(), port)
-            }
-            _ => return Err(CborFault::OutOfRange { what: "address" }),
-        };
-        let port: [u8; 2] = port.try_into().expect("two bytes are left");
-        Ok(SocketAddr::new(ip, u16::from_be_bytes(port)))
-    })
+    read_list(cbor, ("addresses", ADDRS_MAX), read_addr)
+}
+
+/// [`read_addrs`] straight to where they are shared: an answer names twenty peers, and twenty answers make a search.
+pub(crate) fn read_shared_addrs(cbor: &mut Decoder<'_>) -> Result<Arc<[SocketAddr]>, CborFault> {
+    let mut addrs = [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0); ADDRS_MAX];
+    let count = read_list_len(cbor, ("addresses", ADDRS_MAX))?;
+    for addr in &mut addrs[..count] {
+        *addr = read_addr(cbor)?;
+    }
+    Ok(Arc::from(&addrs[..count]))
+}
+
+fn read_addr(cbor: &mut Decoder<'_>) -> Result<SocketAddr, CborFault> {
+    let bytes = cbor.bytes()?;
+    let (ip, port) = match bytes {
+        [a, b, c, d, port @ ..] if bytes.len() == 6 => (IpAddr::from(Ipv4Addr::new(*a, *b, *c, *d)), port),
+        _ if bytes.len() == 18 => {
+            let (ip, port) = bytes.split_at(16);
+            let octets: [u8; 16] = ip.try_into().expect("cut at sixteen");
+            (IpAddr::from(Ipv6Addr::from(octets)).to_canonical(), port)
+        }
+        _ => return Err(CborFault::OutOfRange { what: "address" }),
+    };
+    let port: [u8; 2] = port.try_into().expect("two bytes are left");
+    Ok(SocketAddr::new(ip, u16::from_be_bytes(port)))
 }
 
 /// Skips one value of definite length.

@@ -219,6 +219,22 @@ pub struct Verdict {
     pub trace: Vec<Asked>,
 }
 
+impl Verdict {
+    /// So much was there before anybody was asked, and it was enough.
+    pub(crate) fn at_home(found: usize) -> Self {
+        Verdict {
+            reason: Reason::Enough,
+            closest: Vec::new(),
+            found,
+            hops: 0,
+            rpcs: 0,
+            hedges: 0,
+            losers: Vec::new(),
+            trace: Vec::new(),
+        }
+    }
+}
+
 /// A search for one target.
 #[derive(Debug)]
 pub struct Lookup {

@@ -146,7 +146,11 @@ impl Net {
     }
 
     fn closest(&self, node: usize, target: &Key) -> Vec<Entry> {
-        table::closest(&self.nodes[node].id, target, K, |index| Some(self.bucket(node, index)))
+        let mut found = Vec::new();
+        let bucket = |index| Some(self.bucket(node, index));
+        let own = &self.nodes[node].id;
+        table::visit_closest(own, target, K, BUCKETS, bucket, |entry: &Entry| found.push(entry.clone()));
+        found
     }
 
     /// 10 ms next door, 200 ms across the world.

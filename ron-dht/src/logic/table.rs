@@ -367,43 +367,45 @@ pub fn bucket_index(own: &NodeId, id: &NodeId) -> Option<usize> {
     (shared < BUCKETS).then_some(shared)
 }
 
-/// The `count` peers nearest to `target` in the table of `own`, the nearest first, silent ones left out.
+/// Shows `visit` the peers nearest to `target` in the table of `own`, the nearest first, silent ones left out, until it
+/// has seen `count`.
 ///
-/// `bucket` gives the snapshot of a bucket, or nothing if it has none; it is asked in order of distance and no further
-/// than needed.
-pub fn closest<S: AsRef<[Entry]>>(
+/// `bucket` gives the snapshot of a bucket, or nothing if it has none; it is asked for the first `buckets` in order of
+/// distance and no further than needed.
+pub fn visit_closest<S: AsRef<[Entry]>>(
     own: &NodeId,
     target: &Key,
     count: usize,
+    buckets: usize,
     mut bucket: impl FnMut(usize) -> Option<S>,
-) -> Vec<Entry> {
-    let mut found: Vec<Entry> = Vec::with_capacity(count);
-    for index in by_distance(own, target) {
-        if found.len() >= count {
+    mut visit: impl FnMut(&Entry),
+) {
+    let mut room = count;
+    let mut live: Vec<(Distance, usize)> = Vec::with_capacity(K);
+    for index in by_distance(own, target, buckets) {
+        if room == 0 {
             break;
         }
         let Some(snapshot) = bucket(index) else { continue };
-        let mut live: Vec<(Distance, &Entry)> = snapshot
-            .as_ref()
-            .iter()
-            .filter(|entry| !entry.is_silent())
-            .map(|entry| (target.distance(&entry.contact.id), entry))
-            .collect();
-        live.sort_unstable_by_key(|(distance, _)| *distance);
-        let room = count - found.len();
-        found.extend(live.into_iter().take(room).map(|(_, entry)| entry.clone()));
+        let entries = snapshot.as_ref();
+        let alive = entries.iter().enumerate().filter(|(_, entry)| !entry.is_silent());
+        live.clear();
+        live.extend(alive.map(|(at, entry)| (target.distance(&entry.contact.id), at)));
+        live.sort_unstable();
+        live.truncate(room);
+        room -= live.len();
+        live.iter().for_each(|(_, at)| visit(&entries[*at]));
     }
-    found
 }
 
-/// All buckets, so that every peer of one is nearer to `target` than any peer of the next.
+/// The first `buckets`, so that every peer of one is nearer to `target` than any peer of the next.
 ///
 /// A peer of bucket `b` has our bits before `b`, the other bit at `b`, and any after. Where we differ from the target,
 /// being different from us is being nearer, and the earlier the bit the more it weighs; where we agree it is farther.
-fn by_distance(own: &NodeId, target: &Key) -> impl Iterator<Item = usize> + use<> {
+fn by_distance(own: &NodeId, target: &Key, buckets: usize) -> impl Iterator<Item = usize> + use<> {
     let distance = own.distance(target);
     let differs = move |bit: &usize| distance.as_bytes()[bit / 8] >> (7 - bit % 8) & 1 == 1;
-    (0..BUCKETS).filter(differs).chain((0..BUCKETS).rev().filter(move |bit| !differs(bit)))
+    (0..buckets).filter(differs).chain((0..buckets).rev().filter(move |bit| !differs(bit)))
 }
 
 /// A random key that belongs in bucket `index` of the table of `own`: what to look for to fill that bucket.
@@ -528,7 +530,9 @@ mod tests {
         }
         assert_eq!(bucket.snapshot().len(), 20);
         assert!(bucket.snapshot().iter().all(Entry::is_silent));
-        let named = closest(&id(255), &Key::from(id(0)), 20, |_| Some(bucket.snapshot()));
+        let mut named = Vec::new();
+        let snapshot = |_| Some(bucket.snapshot());
+        visit_closest(&id(255), &Key::from(id(0)), 20, BUCKETS, snapshot, |entry| named.push(entry.clone()));
         assert_eq!(named, [], "silent peers are not named");
         // Whoever answers is back, in its old place; a stranger takes the place of a silent one at once.
         assert_eq!(bucket.on_answer(contact(3), address(3), RTT, &mut diversity, secs(60)), Answered::Known);
@@ -649,7 +653,10 @@ mod tests {
                 let mut all: Vec<Entry> = table.iter().flat_map(|bucket| bucket.snapshot().to_vec()).collect();
                 all.sort_by_key(|entry| target.distance(&entry.contact.id));
                 all.truncate(count);
-                prop_assert_eq!(closest(&own, &target, count, |index| Some(table[index].snapshot())), all);
+                let mut found = Vec::new();
+                let snapshot = |index: usize| Some(table[index].snapshot());
+                visit_closest(&own, &target, count, BUCKETS, snapshot, |entry| found.push(entry.clone()));
+                prop_assert_eq!(found, all);
             }
         }
 

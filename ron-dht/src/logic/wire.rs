@@ -14,8 +14,8 @@ use ron_core::NodeId;
 use super::{
     Contact, Key,
     cbor::{
-        CborFault, read_addrs, read_array, read_bytes, read_list, read_map, read_only_map, required,
-        write_addrs,
+        CborFault, read_addrs, read_array, read_bytes, read_list, read_map, read_only_map, read_shared_addrs,
+        required, write_addrs,
     },
     records::Inserted,
     signed::{ADDRS_MAX, PROVIDER_BYTES_MAX, RecordError, VALUE_RECORD_BYTES_MAX},
@@ -410,9 +410,21 @@ impl Answer {
     /// Method and body. A list that is too long is cut off.
     #[must_use]
     pub fn encode(&self) -> (u16, Bytes) {
-        let mut cbor = Encoder::new(Vec::with_capacity(64));
+        let mut cbor = Encoder::new(Vec::with_capacity(self.len_about()));
         self.write(&mut cbor).expect("writing to memory does not fail");
         (self.method(), cbor.into_writer().into())
+    }
+
+    /// Bytes that it takes, or a few more: a peer with one address of either kind is at most 60.
+    fn len_about(&self) -> usize {
+        let (closer, blobs) = match self {
+            Answer::Nodes { closer } => (closer.len(), 0),
+            Answer::Found { closer, providers, value } => {
+                (closer.len(), providers.iter().chain(value).map(|blob| blob.len() + 4).sum())
+            }
+            _ => (0, 0),
+        };
+        64 + closer * 64 + blobs
     }
 
     fn write(&self, cbor: &mut Cbor) -> Written {
@@ -539,7 +551,7 @@ pub(crate) fn read_contacts(cbor: &mut Decoder<'_>, max: usize) -> Result<Vec<Co
         read_map(cbor, |key, cbor| {
             match key {
                 CONTACT_ID => id = Some(NodeId::from_bytes(read_array(cbor, "node id")?)),
-                CONTACT_ADDRS => addrs = Some(read_addrs(cbor)?.into()),
+                CONTACT_ADDRS => addrs = Some(read_shared_addrs(cbor)?),
                 _ => return Ok::<_, CborFault>(false),
             }
             Ok(true)

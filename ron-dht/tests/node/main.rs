@@ -3,6 +3,8 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod contract;
+mod finding;
+mod knobs;
 mod limits;
 mod overload;
 mod provide_many;

@@ -1,6 +1,10 @@
 //! Three times as much as it was set up for: a node says no, stays small, and tells the truth about itself.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use ron_core::{GateLimits, TaskSpec, net::oap::Code};
 use ron_dht::{
@@ -122,5 +126,54 @@ async fn readiness_follows_the_queue_of_searches() {
     tokio::time::sleep(60 * SECOND).await;
     assert!(dht.ready().reads && dht.ready().writes);
     assert!(dht.find_node(key(1), soon()).await.is_ok());
+    host.shutdown().await;
+}
+
+/// Workers die under load, over and over: whoever waited for one is told, nobody is forgotten, readiness tells of the
+/// queue while nothing gets done, and when it is over everything is found again.
+#[tokio::test(start_paused = true)]
+async fn workers_that_die_under_load_cost_only_what_they_were_doing() {
+    const CALLER: TaskSpec = TaskSpec::new("test", "caller");
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let settings = Settings { workers: NonZeroUsize::new(4).unwrap(), work_lane: 20, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    // So many searches, so many a second: found, busy, died, and how often it was not ready for writes.
+    let load = async |count: u64, per_second: u32| {
+        let tally = Arc::new(Mutex::new([0_u64; 3]));
+        let mut unready = 0;
+        for number in 0..count {
+            let (caller, tally) = (dht.clone(), Arc::clone(&tally));
+            host.spawn(CALLER, move |_| async move {
+                let outcome = match caller.find_node(key(number), soon()).await {
+                    Ok(closest) => usize::from(closest.peers.is_empty()) * 9,
+                    Err(DhtError::Busy { .. }) => 1,
+                    Err(DhtError::Panicked { op: "find_node" }) => 2,
+                    Err(other) => panic!("{other:?}"),
+                };
+                tally.lock().unwrap()[outcome] += 1;
+            });
+            tokio::time::sleep(SECOND / per_second).await;
+            unready += u64::from(!dht.ready().writes);
+        }
+        tokio::time::sleep(15 * SECOND).await;
+        let [found, busy, died] = *tally.lock().unwrap();
+        assert_eq!(found + busy + died, count, "everybody has an answer");
+        (found, busy, died, unready)
+    };
+    // A search takes half a second and more, so four workers do about six a second.
+    world.latency(SECOND / 10);
+    assert_eq!(load(100, 4).await, (100, 0, 0, 0));
+
+    world.panic_at(30);
+    let (found, busy, died, unready) = load(600, 40).await;
+    println!("{found} found, {busy} busy, {died} died, {unready} looks not ready");
+    assert!(died > 20 && busy > 20 && unready > 20, "{found} {busy} {died} {unready}");
+    assert_eq!(counts.get("tasks_panicked_total{kind=\"lookup\"}"), died);
+    assert_eq!(counts.get("busy_rejections_total{endpoint=\"work\"}"), busy);
+
+    world.panic_at(0);
+    assert!(dht.ready().reads && dht.ready().writes, "{:?}", dht.ready());
+    assert_eq!(load(100, 4).await, (100, 0, 0, 0));
+    assert!(host.failure().is_none());
     host.shutdown().await;
 }

@@ -46,6 +46,8 @@ struct State {
     /// What pretended peers keep.
     kept: BTreeMap<(Key, NodeId), u64>,
     records: HashMap<Key, Vec<bytes::Bytes>>,
+    /// Where these are, if it does not follow from their ids.
+    places: HashMap<NodeId, IpAddr>,
     silent: HashSet<NodeId>,
     /// How often these still say that they are busy.
     busy: HashMap<NodeId, usize>,
@@ -55,6 +57,10 @@ struct State {
     silent_storage: bool,
     busy_storage: bool,
     panics: bool,
+    /// Whoever asks every so many-th FIND_NODE panics; nobody if it is zero.
+    panic_at: usize,
+    /// Where the lies of pretended peers come from; without it they are honest.
+    lies: Option<fastrand::Rng>,
 }
 
 impl World {
@@ -143,9 +149,25 @@ impl World {
 
     /// More peers.
     pub(crate) fn add(&self, peers: u64) {
+        self.join((0..peers).map(id));
+    }
+
+    /// More peers, with these ids.
+    pub(crate) fn join(&self, ids: impl IntoIterator<Item = NodeId>) {
         let mut state = self.state();
-        state.peers.extend((0..peers).map(id));
+        state.peers.extend(ids);
         state.peers.sort();
+    }
+
+    /// More peers, all seen at one address.
+    pub(crate) fn join_at(&self, ids: impl IntoIterator<Item = NodeId>, ip: IpAddr) {
+        let ids: Vec<NodeId> = ids.into_iter().collect();
+        self.state().places.extend(ids.iter().map(|id| (*id, ip)));
+        self.join(ids);
+    }
+
+    fn ip(&self, id: &NodeId) -> IpAddr {
+        self.state().places.get(id).copied().unwrap_or_else(|| ip(id))
     }
 
     pub(crate) fn refuse_records(&self, refuse: bool) {
@@ -158,6 +180,16 @@ impl World {
 
     pub(crate) fn panics(&self, panics: bool) {
         self.state().panics = panics;
+    }
+
+    /// From now on whoever asks every so many-th FIND_NODE panics.
+    pub(crate) fn panic_at(&self, questions: usize) {
+        self.state().panic_at = questions;
+    }
+
+    /// From now on pretended peers answer anything.
+    pub(crate) fn lie(&self, seed: u64) {
+        self.state().lies = Some(fastrand::Rng::with_seed(seed));
     }
 
     pub(crate) fn peers(&self) -> Vec<NodeId> {
@@ -178,6 +210,11 @@ impl World {
         if let Some(times) = state.busy.get_mut(&to).filter(|times| **times > 0) {
             *times -= 1;
             return Err(Failure::Busy);
+        }
+        if let Some(mut rng) = state.lies.take() {
+            let lie = lie(&state.peers, to, request, &mut rng);
+            state.lies = Some(rng);
+            return lie;
         }
         let closer =
             |state: &State, key: &Key| nearest(&state.peers, key, 20, &to).iter().map(contact).collect();
@@ -230,8 +267,13 @@ impl Network for Link {
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Reply, Failure>> {
         let (world, to, own) = (self.world.clone(), to.id, self.own);
-        world.inner.asked[usize::from(request.method())].fetch_add(1, Ordering::Relaxed);
-        assert!(!world.state().panics, "on purpose");
+        let asked = world.inner.asked[usize::from(request.method())].fetch_add(1, Ordering::Relaxed);
+        let (panics, panic_at) = {
+            let state = world.state();
+            (state.panics, state.panic_at)
+        };
+        let is_search = matches!(*request, Request::FindNode { .. });
+        assert!(!panics && !(is_search && panic_at > 0 && asked % panic_at == 0), "on purpose");
         Box::pin(async move {
             let (latency, is_silent, real) = {
                 let state = world.state();
@@ -253,7 +295,7 @@ impl Network for Link {
                 }
             }
             let Some(real) = real else {
-                return world.answer(to, &request).map(|answer| Reply { answer, observed: ip(&to) });
+                return world.answer(to, &request).map(|answer| Reply { answer, observed: world.ip(&to) });
             };
             let real = real.upgrade().ok_or(Failure::Unreachable)?;
             let served = real.answer(Sender { id: own, ip: ip(&own) }, (*request).clone(), deadline);
@@ -286,6 +328,39 @@ fn nearest(peers: &[NodeId], key: &Key, count: usize, except: &NodeId) -> Vec<No
     }
     near.sort_unstable();
     near.into_iter().map(|(_, id)| *id).filter(|id| id != except).take(count - 1).collect()
+}
+
+/// Whatever a peer may answer: failures, answers to other questions, crowds that do not exist or are asked already, itself.
+fn lie(peers: &[NodeId], to: NodeId, request: &Request, rng: &mut fastrand::Rng) -> Result<Answer, Failure> {
+    let target = match request {
+        Request::FindNode { target } => *target,
+        Request::FindValue { key, .. } => *key,
+        _ => Key::from(to),
+    };
+    let names = rng.usize(..60);
+    let mut name = || match rng.u8(..5) {
+        0 => to,
+        1 => NodeId::from_bytes(*target.as_bytes()),
+        2 => peers[rng.usize(..peers.len())],
+        // Nobody, and the nearer to the target the more bytes are left.
+        kind => {
+            let mut id = *target.as_bytes();
+            let kept = if kind == 3 { rng.usize(..32) } else { 31 };
+            rng.fill(&mut id[kept..]);
+            NodeId::from_bytes(id)
+        }
+    };
+    let closer: Vec<Contact> = std::iter::repeat_with(|| contact(&name())).take(names).collect();
+    Ok(match rng.u8(..8) {
+        0 => return Err(Failure::Busy),
+        1 => return Err(Failure::Invalid),
+        2 => Answer::Pong,
+        3 => Answer::Provided { results: Vec::new() },
+        4 => {
+            Answer::Found { closer, providers: vec![vec![7; 200].into(); 5], value: Some(vec![9; 50].into()) }
+        }
+        _ => Answer::Nodes { closer },
+    })
 }
 
 pub(crate) fn id(number: u64) -> NodeId {

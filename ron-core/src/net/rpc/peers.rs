@@ -22,7 +22,7 @@ use super::{
     Call, Chunks, Protocol, RpcError, RpcSettings, Service, Session, Side,
     serve::CALL,
     shared::{BULK, Budgets, Owner, STATE, Shared, URGENT},
-    tasks::{READER, WRITER},
+    tasks::SESSION,
 };
 use crate::{
     BackoffPolicy, Counter, Deadline, Inbox, Inventory, Lock, LockSpec, Metrics, NodeId, Restart, Spawner,
@@ -66,7 +66,7 @@ const FAILED_MAX: usize = 4096;
 /// What sessions may bring to a running program, beside the lanes of incoming links.
 #[must_use]
 pub fn inventory() -> Inventory {
-    let tasks = [ACCEPTOR, GREETER, DIALER, READER, WRITER, CALL];
+    let tasks = [ACCEPTOR, GREETER, DIALER, SESSION, CALL];
     Inventory::of(&[URGENT, BULK], &tasks, &[TABLE, STATE])
 }
 

@@ -20,7 +20,7 @@ use super::{
     shared::{
         BULK, BULK_ROOM, Budgets, EXCHANGES_MAX, FRAMES_PER_CALL, Owner, STATE, Shared, State, URGENT, weigh,
     },
-    tasks::{READER, Reader, Reading, WRITER, Writer, Writing, read_all, write_all},
+    tasks::{Reader, Reading, SESSION, Writer, Writing, read_all, run, write_all},
 };
 use crate::{
     Counter, Deadline, Lane, LaneSpec, Lock, Metrics, NodeId, Spawner, TaskEnd,
@@ -50,7 +50,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Says HELLO on `link` and starts the session's two tasks in the group of `spawner`.
+    /// Says HELLO on `link` and starts the session's task in the group of `spawner`.
     ///
     /// # Errors
     /// [`RpcError::Timeout`], [`RpcError::Link`] or [`RpcError::Hello`] when the peer does not say HELLO in time or in
@@ -131,16 +131,18 @@ impl Session {
             poke: Notify::new(),
             written: Latch::new(),
             cut: Latch::new(),
-            tasks: AtomicUsize::new(2),
+            halves: AtomicUsize::new(2),
             ended: Latch::new(),
             metrics: metrics.clone(),
             owner,
         });
         let (reading, writing) = (Reading(Arc::clone(&shared)), Writing(Arc::clone(&shared)));
         let calls = spawner.clone();
-        let _ = spawner.spawn(WRITER, move |_| write_all(writer, urgent_inbox, bulk_inbox, writing));
-        let read = spawner.spawn(READER, move |stop| read_all(reader, reading, service, calls, stop));
-        if read.end() == Some(TaskEnd::Refused) {
+        let task = spawner.spawn(SESSION, move |stop| {
+            let writing = write_all(writer, urgent_inbox, bulk_inbox, writing);
+            run(read_all(reader, reading, service, calls, stop), writing)
+        });
+        if task.end() == Some(TaskEnd::Refused) {
             return Err(RpcError::Canceled);
         }
         Ok(Session { shared })
@@ -255,7 +257,7 @@ impl Session {
         self.shared.is_open()
     }
 
-    /// Resolves when the session is over and both its tasks have ended.
+    /// Resolves when the session is over and its task has ended.
     pub async fn ended(&self) {
         self.shared.ended.wait().await;
     }

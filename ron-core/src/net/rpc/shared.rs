@@ -124,8 +124,8 @@ pub(super) struct Shared {
     pub(super) written: Latch,
     /// The writer is to stop where it is.
     pub(super) cut: Latch,
-    /// Tasks of the session that have not ended.
-    pub(super) tasks: AtomicUsize,
+    /// Halves of the session that have not ended.
+    pub(super) halves: AtomicUsize,
     pub(super) ended: Latch,
     pub(super) metrics: Metrics,
     pub(super) owner: Option<Weak<dyn Owner>>,
@@ -715,9 +715,9 @@ impl Shared {
         self.poke.notify_one();
     }
 
-    /// One of the two tasks has ended.
-    pub(super) fn task_ended(&self) {
-        if self.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// One of the two halves has ended.
+    pub(super) fn half_ended(&self) {
+        if self.halves.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.ended.set();
         }
     }

@@ -1,8 +1,9 @@
-//! The two tasks of a session: one reads, one owns the write half.
+//! The task of a session, which has two halves: one reads, one owns the write half.
 //!
-//! However a session ends, both tasks end: in order, with what is queued written and the peer's end waited for, each
-//! for a stated time; out of order, at once. Guards see to it that everybody is told even when a task is cut off or
-//! never runs.
+//! They are two futures in one task, so that an answer that is ready at once is written in the turn that read the
+//! question, and wakes nobody. However a session ends, both halves end: in order, with what is queued written and the
+//! peer's end waited for, each for a stated time; out of order, at once. Guards see to it that everybody is told even
+//! when the task is cut off or never runs.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -25,36 +26,42 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// What closing takes at most, which the drain of a group leaves to its sessions.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-pub(super) const READER: TaskSpec = TaskSpec::new("ron-core", "rpc_reader")
-    .restart(Restart::Expendable)
-    .what("reads one session: hands requests to the service, answers to their callers");
+/// Frames that are read before what is queued is written: a peer that always has something to say waits for its
+/// answers too.
+const FRAMES_AT_ONCE: u32 = 64;
 
-pub(super) const WRITER: TaskSpec = TaskSpec::new("ron-core", "rpc_writer")
-    .restart(Restart::Expendable)
-    .what("the only owner of one session's write half; shuts it down on every way out");
+pub(super) const SESSION: TaskSpec = TaskSpec::new("ron-core", "rpc_session").restart(Restart::Expendable).what(
+    "one session: hands requests to the service and answers to their callers; the only owner of the write half, which \
+     it shuts down on every way out",
+);
 
 pub(super) type Reader = FrameReader<ReadHalf<Box<dyn Stream>>>;
 pub(super) type Writer = FrameWriter<WriteHalf<Box<dyn Stream>>>;
 
-/// Held by the reader: when it is gone, the session is over for everybody.
+/// Held by the half that reads: when it is gone, the session is over for everybody.
 pub(super) struct Reading(pub(super) Arc<Shared>);
 
 impl Drop for Reading {
     fn drop(&mut self) {
         self.0.end(&Why::Aborted);
         self.0.cut.set();
-        self.0.task_ended();
+        self.0.half_ended();
     }
 }
 
-/// Held by the writer: when it is gone, the reader is told.
+/// Held by the half that writes: when it is gone, the other one is told.
 pub(super) struct Writing(pub(super) Arc<Shared>);
 
 impl Drop for Writing {
     fn drop(&mut self) {
         self.0.writer_gone();
-        self.0.task_ended();
+        self.0.half_ended();
     }
+}
+
+/// Runs both halves. What the first one queues the second one writes in the same turn.
+pub(super) async fn run(reading: impl Future<Output = ()>, writing: impl Future<Output = ()>) {
+    tokio::join!(biased; reading, writing);
 }
 
 /// Writes what the lanes hold, from both in turn, until both are closed and empty, the link fails, or it is cut.
@@ -171,7 +178,12 @@ async fn read_frames(
 ) -> Why {
     let (mut look_at, mut alarm, mut due): (Option<Deadline>, _, _) = (None, Alarm::default(), false);
     let mut poked = pin!(shared.poke.notified());
+    let mut turns = 0_u32;
     loop {
+        turns = turns.wrapping_add(1);
+        if turns % FRAMES_AT_ONCE == 0 {
+            tokio::task::yield_now().await;
+        }
         let next = async {
             tokio::select! {
                 biased;
