@@ -35,7 +35,7 @@ use super::{
     seats::Seat,
     wire::{BodyLength, GaveUp, Wire, WireControl, WireLimits},
 };
-use crate::{Counter, Deadline, Metrics, Spawner, Stop, Tally, TaskSpec, supervisor::catch_all};
+use crate::{Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, supervisor::catch_all};
 
 pub(super) const CONNECTION: TaskSpec =
     TaskSpec::new("ron-core", "http_connection").what("serves the requests of one connection");
@@ -50,7 +50,7 @@ const LINGER: Duration = Duration::from_millis(500);
 
 /// What all connections of a server share.
 pub(super) struct Shared {
-    work: Router,
+    work: Snapshot<Router>,
     ops: Option<Router>,
     settings: Settings,
     pub(super) proxies: TrustedProxies,
@@ -77,7 +77,7 @@ impl Shared {
         stop: Stop,
     ) -> Self {
         Shared {
-            work: work.layer(NoteRoute),
+            work: Snapshot::new(work.layer(NoteRoute)),
             ops: ops.map(|ops| ops.layer(NoteRoute)),
             settings,
             proxies,
@@ -90,6 +90,11 @@ impl Shared {
             handshakes: metrics.tally(Counter::IoTimeouts, "http_handshake"),
             deadlines: metrics.tally(Counter::IoTimeouts, "http_request"),
         }
+    }
+
+    /// From the next request on, `work` answers.
+    pub(super) fn mount(&self, work: Router) {
+        self.work.replace(work.layer(NoteRoute));
     }
 
     fn pace(&self) -> PaceLimit {
@@ -295,7 +300,7 @@ impl Exchange {
         let scope = Scope::new(CorrId::of(request.headers()), &self.shared.settings);
         let method = request.method().clone();
         let mut response = match self.route(&request) {
-            Ok(router) => self.run(router.clone(), request, &scope).await,
+            Ok(router) => self.run(router, request, &scope).await,
             Err(problem) => problem.into_response(),
         };
         self.finish(&mut response, &scope);
@@ -308,19 +313,19 @@ impl Exchange {
     }
 
     /// Who answers: the health routes always, the work only while there is room and time for it.
-    fn route(&self, request: &http::Request<Incoming>) -> Result<&Router, Problem> {
+    fn route(&self, request: &http::Request<Incoming>) -> Result<Router, Problem> {
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Problem::malformed("a request has one host"));
         }
         if let Some(ops) = self.shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
-            Ok(ops)
+            Ok(ops.clone())
         } else if self.shared.stop.is_requested() {
             Err(Problem::draining())
         } else if self.lobby {
             Err(Problem::crowded())
         } else {
-            Ok(&self.shared.work)
+            Ok(Router::clone(&self.shared.work.load()))
         }
     }
 

@@ -292,7 +292,7 @@ impl Builder {
             };
             group.spawn(ACCEPT, |stop| acceptor.run(stop));
         }
-        Ok(Server { inner: Arc::new(Inner { group, local, seats }) })
+        Ok(Server { inner: Arc::new(Inner { group, local, seats, shared }) })
     }
 }
 
@@ -315,6 +315,7 @@ struct Inner {
     group: Supervisor,
     local: Vec<Listen>,
     seats: Arc<Seats>,
+    shared: Arc<Shared>,
 }
 
 impl Server {
@@ -330,6 +331,12 @@ impl Server {
             metrics: Metrics::default(),
             http_metrics: HttpMetrics::default(),
         }
+    }
+
+    /// Serves `router` instead, from the next request on: a program that begins to listen before anything else, so that
+    /// its health can be seen, has its routes later. Requests that have begun end with what they began with.
+    pub fn mount(&self, router: Router) {
+        self.inner.shared.mount(router);
     }
 
     /// The TCP addresses listened on, with the ports that were free.

@@ -52,6 +52,26 @@ async fn slow(_: Request) -> &'static str {
     "slow"
 }
 
+/// Health is there before the work is, and whoever has asked already has its answer from the old routes.
+#[tokio::test]
+async fn routes_can_be_mounted_later() {
+    let host = Host::start(Router::new().route("/slow", get(slow)), short()).await;
+    assert_eq!(host.get("/corr").await.status, 404);
+    assert_eq!(host.get("/healthz").await.status, 200);
+    let mut begun = host.send("GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    while host.server.connections() == 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(SHORT).await;
+    host.server.mount(router());
+    assert_eq!(host.get("/corr").await.status, 200);
+    assert_eq!(begun.answer().await.text(), "slow");
+    // The same connection sees the new ones.
+    begun.send("GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(begun.answer().await.status, 404);
+    assert_eq!(host.get("/healthz").await.status, 200);
+}
+
 #[tokio::test]
 async fn every_refusal_is_a_problem_that_names_its_request() {
     let host = Host::start(router(), short()).await;
