@@ -109,28 +109,32 @@ mod tests {
         assert_eq!((sum, turns.load(Ordering::Relaxed)), (55, 11));
     }
 
-    /// Items from other threads, while the first half is busy, idle and gone.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_who_rings_is_missed() {
+    /// Items from another thread, while the first half is busy, idle and gone.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a thread that rings is what is tested")]
+    fn nobody_who_rings_is_missed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         for round in 0..200_u32 {
             let (lane, inbox) = Lane::open(ITEMS, &Metrics::default());
-            let ringer = std::thread::spawn(move || {
+            let ring = move || {
                 for item in 0..50 {
                     lane.try_push(item).expect("room");
                     for _ in 0..(item * round) % 97 {
                         std::hint::spin_loop();
                     }
                 }
-            });
+            };
             let mut sum = 0;
             let busy = async {
                 for _ in 0..round % 40 {
                     tokio::task::yield_now().await;
                 }
             };
-            run(busy, async { sum = add_up(inbox).await }).await;
+            std::thread::scope(|scope| {
+                scope.spawn(ring);
+                runtime.block_on(run(busy, async { sum = add_up(inbox).await }));
+            });
             assert_eq!(sum, 1225);
-            ringer.join().expect("it does not panic");
         }
     }
 }
