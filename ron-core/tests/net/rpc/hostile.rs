@@ -487,7 +487,7 @@ async fn rpc_over_quic() {
         assert_eq!(one.ask(&two, ECHO, b"hi").await.unwrap(), "hi");
         assert_eq!(two.ask(&one, ECHO, b"hi").await.unwrap(), "hi");
     }
-    let mut chunks = one.peers.open(two.id(), two.addrs(), STREAM, b"20000000", soon()).await.unwrap();
+    let mut chunks = one.peers.open(two.id(), two.addrs(), STREAM, b"4000000", soon()).await.unwrap();
     let first = chunks.next().await.unwrap().unwrap().len();
     let stop = async { two.host.shutdown().await };
     let read = async {
@@ -498,7 +498,7 @@ async fn rpc_over_quic() {
         bytes
     };
     let (stopped, bytes) = tokio::join!(stop, read);
-    assert_eq!((bytes, stopped.aborted), (20_000_003, 0));
+    assert_eq!((bytes, stopped.aborted), (4_000_003, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
