@@ -1,12 +1,14 @@
 //! Starts the subsystems in the order in which they need each other, and stops them in reverse.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, path::PathBuf, sync::Arc, time::Duration};
 
+use axum::{Router, http::StatusCode};
 use prometheus_client::registry::Registry;
 use ron_core::{
     Metrics, Supervisor,
+    auth::TokenFile,
     disk::RealDisk,
-    http::{Server, VersionInfo, ops_router},
+    http::{HttpMetrics, Problem, Server, VersionInfo, ops_router},
     net::{Endpoint, Identity},
 };
 use ron_dht::Dht;
@@ -18,8 +20,10 @@ use crate::config::Config;
 pub(crate) struct Running {
     /// Under it everything else lives.
     pub(crate) host: Supervisor,
-    /// Health, readiness, metrics.
+    /// Health, readiness, metrics, and the routes of the subsystems.
     pub(crate) admin: Server,
+    /// Where the token is that their changes need.
+    pub(crate) token: PathBuf,
     /// Its place on the network.
     pub(crate) endpoint: Endpoint,
     /// Finds peers and content.
@@ -31,16 +35,18 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let data = config.data_dir()?;
     std::fs::create_dir_all(&data).map_err(|error| format!("{}: {error}", data.display()))?;
     let identity = Identity::load_or_create(data.join("node.key"))?;
+    let tokens = TokenFile::open(data.join("token"))?;
 
     let mut registry = Registry::default();
     let core = Metrics::register("ron_core", &mut registry);
     let of_dht = Metrics::register("ron_dht", &mut registry);
+    let of_http = HttpMetrics::register("refd", &mut registry);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut registry);
     let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let ops = ops_router(host.ready().clone(), Arc::new(registry), version);
-    let admin = Server::builder(Default::default()).ops(ops).listen(config.admin.listen).metrics(core);
-    let admin = admin.start(&host).await?;
+    let admin = Server::builder(Router::new().fallback(starting)).ops(ops).listen(config.admin.listen);
+    let admin = admin.metrics(core).http_metrics(of_http).start(&host).await?;
 
     let mut endpoint = Endpoint::builder(identity);
     for addr in &config.net.listen {
@@ -56,7 +62,16 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
     let dht =
         dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
-    Ok(Running { host, admin, endpoint, dht })
+    let token = tokens.path().to_owned();
+    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::new(tokens)));
+    admin.mount(Router::new().nest("/dht", of_dht));
+    Ok(Running { host, admin, token, endpoint, dht })
+}
+
+/// Answers for whatever is still being started.
+async fn starting() -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "starting", "the node is starting")
+        .retry_after(Duration::from_secs(1))
 }
 
 /// Runs a node until it is asked to stop, then drains it. A second request cuts it off.
@@ -69,6 +84,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     }
     for addr in node.admin.local_addrs() {
         println!("health, readiness and metrics on http://{addr}/readyz?verbose");
+        println!("the DHT on http://{addr}/dht/status; changes need the token in {}", node.token.display());
     }
     let mut events = node.dht.events();
     let watch = async {

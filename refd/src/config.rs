@@ -6,8 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use ron_core::NodeId;
-use ron_dht::{Contact, Preset};
+use ron_dht::{Contact, ContactError, Preset};
 use serde::{Deserialize, Serialize};
 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
@@ -36,10 +35,12 @@ pub(crate) enum ConfigError {
         message: String,
     },
     /// A seed is not `ID@ADDRESS`.
-    #[error("dht.seeds: {text:?} is not NODE_ID@IP:PORT[,IP:PORT...]")]
+    #[error("dht.seeds: {text:?}")]
     Seed {
         /// What was given.
         text: String,
+        /// What is wrong with it.
+        source: ContactError,
     },
     /// There is no place for data.
     #[error("node.data_dir is not set, and neither HOME nor XDG_DATA_HOME tells where data belongs")]
@@ -244,13 +245,7 @@ fn set(table: &mut toml::Table, key: &str, value: &str) {
 }
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
-    let parse = || {
-        let (id, addrs) = text.split_once('@')?;
-        let id: NodeId = id.parse().ok()?;
-        let addrs = addrs.split(',').map(|addr| addr.parse().ok()).collect::<Option<Vec<SocketAddr>>>()?;
-        Some(Contact { id, addrs: addrs.into() })
-    };
-    parse().ok_or_else(|| ConfigError::Seed { text: text.to_owned() })
+    text.parse().map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -292,8 +287,10 @@ mod tests {
         assert!(wrong.starts_with("REFD_ADMIN__LISTEN: "), "{wrong}");
         let section = message("", &[("REFD_NTE__LISTEN", "[]")]);
         assert!(section.contains("nte") && section.contains("net"), "{section}");
-        let seed = message("[dht]\nseeds = [\"nobody\"]\n", &[]);
-        assert_eq!(seed, "dht.seeds: \"nobody\" is not NODE_ID@IP:PORT[,IP:PORT...]");
+        let seed = load("[dht]\nseeds = [\"nobody\"]\n", &[], Flags::default()).unwrap_err();
+        assert_eq!(seed.to_string(), "dht.seeds: \"nobody\"");
+        let why = std::error::Error::source(&seed).unwrap().to_string();
+        assert_eq!(why, "a contact is NODE_ID@IP:PORT, with further addresses behind commas");
         assert!(Config::load(Some(Path::new("/nonexistent")), std::iter::empty(), Flags::default()).is_err());
     }
 }

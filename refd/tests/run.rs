@@ -42,8 +42,14 @@ impl Daemon {
     }
 
     fn get(&self, path: &str) -> String {
+        self.ask("GET", path, "")
+    }
+
+    /// `headers` are whole lines.
+    fn ask(&self, method: &str, path: &str, headers: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: refd\r\nConnection: close\r\n\r\n").unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: refd\r\nConnection: close\r\n{headers}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -102,6 +108,51 @@ fn two_daemons_find_each_other_and_stop_when_asked() {
     let again = Daemon::start(one_dir.path(), &[]);
     assert_eq!(again.seed.split_once('@').unwrap().0, before);
     again.terminate();
+}
+
+/// Anybody may look; who changes something shows the token that only the owner of the data can read.
+#[test]
+fn the_dht_is_asked_and_changed_over_http() {
+    let (one_dir, two_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = Daemon::start(one_dir.path(), &[]);
+    let two = Daemon::start(two_dir.path(), &[&one.seed]);
+    for daemon in [&one, &two] {
+        daemon.eventually("/dht/status", |status| status.contains("\"peers\":1,"));
+    }
+    let id_of_two = two.seed.split_once('@').unwrap().0;
+    assert!(one.get("/dht/peers").contains(id_of_two));
+
+    let mode = std::fs::metadata(two_dir.path().join("token")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let bearer = |token: &str| format!("Authorization: Bearer {}\r\n", token.trim());
+    let token = bearer(&std::fs::read_to_string(two_dir.path().join("token")).unwrap());
+    let strange = bearer(&std::fs::read_to_string(one_dir.path().join("token")).unwrap());
+
+    let key = "1f".repeat(32);
+    let (provide, providers) = (format!("/dht/provide/{key}"), format!("/dht/providers/{key}?limit=1"));
+    for headers in ["", &*strange] {
+        let refused = two.ask("POST", &provide, headers);
+        assert!(
+            refused.starts_with("HTTP/1.1 401") && refused.contains("application/problem+json"),
+            "{refused}"
+        );
+    }
+    assert!(one.get(&providers).contains("\"providers\":[]"));
+    let provided = two.ask("POST", &provide, &token);
+    assert!(provided.starts_with("HTTP/1.1 200") && provided.contains("\"kept\":1"), "{provided}");
+    let found = one.get(&providers);
+    assert!(found.contains(id_of_two) && found.contains("\"reason\":\"enough\""), "{found}");
+    assert!(two.ask("DELETE", &provide, "").starts_with("HTTP/1.1 401"));
+    assert!(two.ask("DELETE", &provide, &token).starts_with("HTTP/1.1 200"));
+    assert!(one.get(&providers).contains("\"providers\":[]"));
+
+    let unknown = one.get("/dht/nonsense");
+    assert!(unknown.starts_with("HTTP/1.1 404"), "{unknown}");
+    let counted = two.get("/metrics");
+    let line = "refd_http_requests_total{route=\"/dht/provide/{key}\",method=\"POST\",status=\"2xx\"} 1";
+    assert!(counted.contains(line), "{counted}");
+    assert!(two.terminate().contains(" 0 cut off"));
+    assert!(one.terminate().contains(" 0 cut off"));
 }
 
 #[test]

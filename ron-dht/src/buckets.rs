@@ -156,7 +156,7 @@ impl Buckets {
     pub(crate) async fn answered(&self, contact: &Contact, observed: IpAddr, rtt: Duration, knows_us: bool) {
         let since = now().duration_since(self.epoch);
         let is_old_news = |known: &Entry| {
-            known.contact == *contact && !known.is_silent() && since.saturating_sub(known.seen) < FRESH
+            known.contact == *contact && !known.is_silent() && since.saturating_sub(known.seen()) < FRESH
         };
         if self.look_at(&contact.id, is_old_news).unwrap_or(false) {
             return;

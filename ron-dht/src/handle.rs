@@ -159,8 +159,9 @@ impl Builder {
         self
     }
 
-    /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`.
-    /// What is said to be kept is then on disk. In memory only without it.
+    /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`,
+    /// usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`]. What is said to be kept is then on disk. In memory
+    /// only without it.
     #[must_use]
     pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         self.data = Some((disk, path.into()));

@@ -236,7 +236,7 @@ impl Node {
     async fn save_contacts(&self) {
         let Some(durable) = &self.keeping.durable else { return };
         let mut entries = self.buckets.peers();
-        entries.sort_by_key(|entry| std::cmp::Reverse(entry.seen));
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.seen()));
         let contacts: Vec<Contact> = entries.into_iter().map(|entry| entry.contact).collect();
         if contacts.is_empty() {
             return;

@@ -39,7 +39,7 @@
 //!
 //! | To | Use |
 //! |---|---|
-//! | be part of a network | [`Dht::builder`], [`Builder::seeds`], [`Dht::joined`], [`Dht::ready`] |
+//! | be part of a network | [`Dht::builder`], [`Builder::seeds`] (a [`Contact`] is read from `NODE_ID@IP:PORT`, as `dht.contact().to_string()` writes it), [`Dht::joined`], [`Dht::ready`] |
 //! | find nodes | [`Dht::find_node`] |
 //! | say that you have something, once or a hundred thousand times | [`Dht::provide`], [`Dht::provide_many`], [`Dht::withdraw`] |
 //! | find out who has it | [`Dht::find_providers`], a stream whose first answer comes early |
@@ -95,7 +95,7 @@ mod store;
 pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found, Status};
 pub use logic::{
-    Contact, Key, Rtt,
+    Contact, ContactError, Key, Rtt,
     lookup::{Asked, LookupSettings, Outcome, Reason, Verdict},
     records::Limits,
     signed::{ProviderRecord, Record, RecordError, Signer, Value, Verified},

@@ -17,5 +17,5 @@ pub mod sweep;
 pub mod table;
 pub mod wire;
 
-pub use key::{Contact, Key};
+pub use key::{Contact, ContactError, Key};
 pub use rtt::Rtt;

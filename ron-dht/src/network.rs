@@ -199,6 +199,8 @@ pub(crate) fn peers_settings(settings: &Settings) -> PeersSettings {
             request_bytes_max: crate::logic::wire::MESSAGE_BYTES_MAX as u32,
             budget_max: Duration::from_secs(30),
             idle_timeout: settings.idle_timeout,
+            read_timeout: settings.read_timeout,
+            write_timeout: settings.write_timeout,
             ..rpc::RpcSettings::default()
         },
         sessions_max: settings.sessions_max,

@@ -82,6 +82,11 @@ pub struct Settings {
     pub sessions_max: usize,
     /// A link that nobody used for this long is closed. Default 60 s; more keeps links to neighbours warm.
     pub idle_timeout: Duration,
+    /// How long a peer may take for a message that it has begun to send, and for taking one of ours; 64 KiB of a large
+    /// one. Then its link is closed. Default 5 s each; longer for very thin lines.
+    pub read_timeout: Duration,
+    /// See [`read_timeout`](Self::read_timeout).
+    pub write_timeout: Duration,
     /// How long running searches may take after a stop. Default 5 s.
     pub drain: Duration,
 }
@@ -118,6 +123,8 @@ impl Default for Settings {
             republish: Duration::from_secs(12 * 3600),
             sessions_max: 1024,
             idle_timeout: Duration::from_secs(60),
+            read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(5),
             drain: Duration::from_secs(5),
         }
     }
@@ -143,6 +150,8 @@ impl Settings {
             ("refresh", self.refresh),
             ("republish", self.republish),
             ("idle_timeout", self.idle_timeout),
+            ("read_timeout", self.read_timeout),
+            ("write_timeout", self.write_timeout),
         ];
         for (key, duration) in positive {
             if duration.is_zero() {
@@ -176,6 +185,8 @@ impl Settings {
             ("republish", self.republish == new.republish),
             ("sessions_max", self.sessions_max == new.sessions_max),
             ("idle_timeout", self.idle_timeout == new.idle_timeout),
+            ("read_timeout", self.read_timeout == new.read_timeout),
+            ("write_timeout", self.write_timeout == new.write_timeout),
             ("drain", self.drain == new.drain),
         ];
         match fixed.iter().find(|(_, is_same)| !is_same) {

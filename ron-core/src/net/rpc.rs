@@ -277,6 +277,10 @@ pub struct RpcSettings {
     pub hello_timeout: Duration,
     /// A session on which nothing is open and nothing came for this long is closed. Default 60 s.
     pub idle_timeout: Duration,
+    /// How long a frame that has begun may take, and 64 KiB of a large one. Default 5 s, also for writing.
+    pub read_timeout: Duration,
+    /// How long the peer may take to take what is written, or 64 KiB of it.
+    pub write_timeout: Duration,
     /// How long open calls may take after a shutdown was asked for. Default 3 s; less if the group has less.
     pub drain: Duration,
     /// Bytes of answers and events that may wait to be written. Beyond it, answers are `Busy`. Default 16 MiB for one
@@ -301,6 +305,8 @@ impl Default for RpcSettings {
             budget_max: Duration::from_secs(60),
             hello_timeout: Duration::from_secs(3),
             idle_timeout: Duration::from_secs(60),
+            read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(5),
             drain: Duration::from_secs(3),
             queued_bytes_max: 16 << 20,
             requests_bytes_max: 16 << 20,

@@ -55,13 +55,19 @@ pub struct Entry {
     pub contact: Contact,
     /// How fast it answers.
     pub rtt: Rtt,
-    /// When it last answered us.
-    pub seen: Duration,
     prefix: Prefix,
+    /// When it last answered us, in tenths of a second: thirteen years in four bytes. A table is three hundred of these.
+    seen: u32,
     failures: u8,
 }
 
 impl Entry {
+    /// When it last answered us, to a tenth of a second.
+    #[must_use]
+    pub fn seen(&self) -> Duration {
+        Duration::from_millis(u64::from(self.seen) * 100)
+    }
+
     /// Whether it has failed too often in a row to be named to others. It may come back.
     #[must_use]
     pub fn is_silent(&self) -> bool {
@@ -137,7 +143,7 @@ impl Bucket {
         }
         let mut entry = match position(&self.spares, &contact.id) {
             Some(at) => self.spares.remove(at),
-            None => Entry { contact: contact.clone(), rtt: Rtt::UNKNOWN, seen: now, prefix, failures: 0 },
+            None => Entry { contact: contact.clone(), rtt: Rtt::UNKNOWN, prefix, seen: 0, failures: 0 },
         };
         entry.touch(contact, prefix, rtt, now);
         if self.entries.len() < K {
@@ -250,7 +256,7 @@ impl Bucket {
             return None;
         }
         let oldest = self.entries.iter().min_by_key(|entry| entry.seen)?;
-        long_ago(oldest.seen).then(|| oldest.contact.clone())
+        long_ago(oldest.seen()).then(|| oldest.contact.clone())
     }
 
     fn enter(&mut self, entry: Entry, diversity: &mut Diversity) {
@@ -280,13 +286,13 @@ impl Entry {
         }
         self.prefix = prefix;
         self.rtt.on_sample(rtt);
-        self.seen = now;
+        self.seen = u32::try_from(now.as_millis() / 100).unwrap_or(u32::MAX);
         self.failures = 0;
     }
 
     /// Spares in the order in which they are called in: those heard of late by speed, then the others by age.
     fn rank(&self, now: Duration) -> (Duration, Option<Duration>) {
-        let unheard = now.saturating_sub(self.seen);
+        let unheard = now.saturating_sub(self.seen());
         if unheard <= SPARE_FRESH { (Duration::ZERO, self.rtt.mean()) } else { (unheard, None) }
     }
 }
@@ -427,8 +433,7 @@ pub fn random_key_in(own: &NodeId, index: usize, rng: &mut fastrand::Rng) -> Key
 impl Entry {
     /// A peer that answered once, at the beginning of time.
     pub(crate) fn heard(contact: Contact, rtt: Duration) -> Self {
-        let mut entry =
-            Entry { contact, rtt: Rtt::UNKNOWN, seen: Duration::ZERO, prefix: Prefix(0), failures: 0 };
+        let mut entry = Entry { contact, rtt: Rtt::UNKNOWN, prefix: Prefix(0), seen: 0, failures: 0 };
         entry.rtt.on_sample(rtt);
         entry
     }
@@ -569,7 +574,7 @@ mod tests {
             secs(9),
         );
         let entry = bucket.snapshot()[1].clone();
-        assert_eq!((entry.contact, entry.seen), (moved, secs(9)));
+        assert_eq!((entry.seen(), entry.contact), (secs(9), moved));
         assert_eq!(entry.rtt.mean(), Some(Duration::from_millis(40)));
         bucket.on_failure(&id(1), &mut diversity, secs(10));
         assert_eq!(bucket.snapshot()[1].rtt, Rtt::UNKNOWN);

@@ -8,13 +8,19 @@ use std::{
 
 use ron_core::{
     Event as Told, GateLimits, NodeId, Supervisor,
-    net::{Endpoint, Identity, oap::Code},
+    net::{
+        Endpoint, Identity,
+        oap::{Code, Flags, Frame, Hello},
+        rpc::Ask,
+    },
+    now,
     sim::{SimNet, SimTransport},
 };
 use ron_dht::{
-    Contact, Dht, Event, Preset, Settings,
-    network::{Request, Sender, Served},
+    Contact, Dht, Event, LookupSettings, Preset, Reason, Settings,
+    network::{ALPN, Request, Sender, Served, Want},
 };
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use super::world::{Counts, World, host, id, key, ready, soon};
 
@@ -178,11 +184,27 @@ impl Machines {
         dht
     }
 
+    /// A link to `dht` from somebody who has said HELLO and will say no more by itself.
+    async fn link(&self, host: &Supervisor, dht: &Dht) -> impl AsyncWrite + Unpin + use<> {
+        let identity = Identity::from_seed(&[99; 32]);
+        let transport = Arc::new(SimTransport::new(&self.net, lan(99), &identity));
+        let endpoint = Endpoint::builder(identity).transport(transport).start(host).unwrap();
+        let contact = dht.contact();
+        let link = endpoint.connect(contact.id, &contact.addrs, ALPN, soon()).await.unwrap();
+        let mut stream = link.stream;
+        send(&mut stream, Hello::default().request()).await.unwrap();
+        stream
+    }
+
     async fn stop(self) {
         for (_, host) in &self.nodes {
             host.shutdown().await;
         }
     }
+}
+
+async fn send(stream: &mut (impl AsyncWrite + Unpin), frame: Frame) -> std::io::Result<()> {
+    stream.write_all_buf(&mut frame.encode().unwrap()).await
 }
 
 fn lan(number: u8) -> IpAddr {
@@ -275,4 +297,123 @@ async fn a_preset_says_which_addresses_strangers_may_name() {
         drop(answers);
         host.shutdown().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_stands_still_in_a_message_is_closed() {
+    for timeout in [2 * SECOND, Settings::default().read_timeout] {
+        let (mut machines, counts, host) = (Machines::new(), Counts::new(), host());
+        let settings = Settings { read_timeout: timeout, write_timeout: timeout, ..Settings::default() };
+        machines.add(lan(1), Settings::default(), &Counts::new()).await;
+        let dht = machines.add(lan(2), settings, &counts).await;
+        let value = dht.put(&[7; 16_000], soon()).await.unwrap();
+        let late = |op: &str| counts.get(&format!("io_timeouts_total{{op=\"frame_{op}\"}}"));
+
+        // Half of a frame.
+        let mut half = machines.link(&host, &dht).await;
+        half.write_all(&1000_u32.to_be_bytes()).await.unwrap();
+        tokio::time::sleep(timeout - SECOND).await;
+        assert_eq!(late("read"), 0);
+        tokio::time::sleep(2 * SECOND).await;
+        assert_eq!(late("read"), 1);
+
+        // A megabyte of answers, of which none is read.
+        let mut asking = machines.link(&host, &dht).await;
+        let (number, body) = Request::FindValue { key: value, want: Want::Immutable, limit: 1 }.encode();
+        for corr in 1..=64 {
+            let ask = Ask { method: number, budget_ms: 20_000, credit: 1 };
+            let payload = ask.encode(&body);
+            let frame = Frame { flags: Flags::REQ, proto: 1, corr, payload, ..Frame::default() };
+            send(&mut asking, frame).await.unwrap();
+        }
+        tokio::time::sleep(timeout - SECOND).await;
+        assert_eq!(late("write"), 0);
+        tokio::time::sleep(2 * SECOND).await;
+        assert_eq!(late("write"), 1);
+        host.shutdown().await;
+        machines.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn queues_are_as_long_as_the_settings_say() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    let buckets = counts.get("tasks_spawned_total{kind=\"bucket_writer\"}");
+    for (queue, room) in [("work", 512), ("route", 1024 * buckets), ("events", 1024), ("pings", 256)] {
+        assert_eq!(counts.get(&format!("queue_capacity{{queue=\"{queue}\"}}")), room, "{queue}");
+    }
+    assert_eq!(dht.settings(), Settings::default());
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_is_as_wide_and_as_deep_as_asked() {
+    let (world, host) = (World::of(600), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    let of = |lookup: LookupSettings, seeds: usize| Settings { lookup, seeds, ..dht.settings() };
+    let usual = LookupSettings::default();
+    for wide in [3, 7] {
+        let parallelism = wide.try_into().unwrap();
+        dht.reload(of(LookupSettings { parallelism, ..usual }, 20)).unwrap();
+        let trace = dht.find_node(key(1), soon()).await.unwrap().verdict.trace;
+        assert_eq!(trace.iter().filter(|asked| asked.at == trace[0].at).count(), wide);
+    }
+    for seeds in [1, 20] {
+        dht.reload(of(usual, seeds)).unwrap();
+        let trace = dht.find_node(key(2), soon()).await.unwrap().verdict.trace;
+        let own = trace.iter().filter(|asked| asked.hop == 1).count();
+        assert!((1..=seeds).contains(&own) && (seeds == 1 || own > 1), "{own} of {seeds}");
+    }
+    for (hops_max, reason) in [(1, Reason::Hops), (5, Reason::Complete)] {
+        dht.reload(of(LookupSettings { hops_max, ..usual }, 3)).unwrap();
+        let verdict = dht.find_node(key(3), soon()).await.unwrap().verdict;
+        assert_eq!(verdict.reason, reason, "{verdict:?}");
+        assert!(verdict.hops <= hops_max);
+    }
+    // Strangers are waited for as long as it says, before others have their places.
+    let known: Vec<NodeId> = dht.peers().iter().map(|entry| entry.contact.id).collect();
+    world.silence(world.peers().into_iter().filter(|id| !known.contains(id)));
+    let mut took = Vec::new();
+    for millis in [250, 1000] {
+        let hedge_after = Duration::from_millis(millis);
+        dht.reload(of(LookupSettings { hedge_after, ..usual }, 20)).unwrap();
+        let before = now();
+        let verdict = dht.find_node(key(4), soon()).await.unwrap().verdict;
+        assert!(verdict.hedges > 0, "{verdict:?}");
+        took.push(before.elapsed());
+    }
+    assert!(took[0] * 2 < took[1], "{took:?}");
+    host.shutdown().await;
+}
+
+/// What peers do not answer is counted by what was asked of them, over links that are cut.
+#[tokio::test(start_paused = true)]
+async fn silence_is_counted_by_what_was_asked() {
+    let (mut machines, others, counts) = (Machines::new(), Counts::new(), Counts::new());
+    for number in 1..=4 {
+        machines.add(lan(number), Settings::default(), &others).await;
+    }
+    let settings = Settings { server: false, idle_timeout: 5 * SECOND, ..Settings::default() };
+    let dht = machines.add(lan(5), settings, &counts).await;
+    let cut = || machines.net.partition(&[lan(5)], &[lan(1), lan(2), lan(3), lan(4)]);
+    let late = |op: &str| counts.get(&format!("io_timeouts_total{{op=\"{op}\"}}"));
+    cut();
+    let _ = dht.find_node(key(1), soon()).await;
+    assert!(late("find_node") > 0, "{}", counts.text());
+    if let Ok(mut found) = dht.find_providers(key(1), 1.try_into().unwrap(), soon()) {
+        while let Ok(Some(_)) = found.next().await {}
+    }
+    assert!(late("find_value") > 0, "{}", counts.text());
+
+    // Without a link it is the dial that takes too long.
+    machines.net.heal();
+    tokio::time::sleep(300 * SECOND).await;
+    ready(&dht).await;
+    tokio::time::sleep(60 * SECOND).await;
+    cut();
+    let before = late("dial");
+    let _ = dht.find_node(key(2), soon()).await;
+    assert!(late("dial") > before, "{}", counts.text());
+    machines.stop().await;
 }

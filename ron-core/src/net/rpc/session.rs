@@ -30,9 +30,6 @@ use crate::{
     shutdown::Latch,
 };
 
-/// How long a peer may take no byte.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Which end of the link this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -85,10 +82,10 @@ impl Session {
         let reading = ReadSettings {
             frame_bytes_max: settings.frame_bytes_max(),
             idle_timeout: settings.idle_timeout,
-            ..ReadSettings::default()
+            read_timeout: settings.read_timeout,
         };
         let mut reader: Reader = FrameReader::new(read, reading, metrics);
-        let mut writer: Writer = FrameWriter::new(write, metrics).timeout(WRITE_TIMEOUT);
+        let mut writer: Writer = FrameWriter::new(write, metrics).timeout(settings.write_timeout);
         let greeting = greet(&mut reader, &mut writer, side, &settings);
         let greeted = Deadline::after(settings.hello_timeout).limit("hello", greeting).await;
         let agreed = match greeted.map_err(RpcError::from).and_then(|greeted| greeted) {
