@@ -1,9 +1,14 @@
 //! Whole networks of one DHT or another in this process, all driven through one trait.
 
-pub(crate) mod memory;
-pub(crate) mod ron;
+mod discv5;
+mod libp2p;
+mod mainline;
+mod memory;
+mod ron;
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
 
 use crate::measure::Outcome;
 
@@ -84,18 +89,37 @@ impl Start {
         rng.fill(&mut secret);
         secret
     }
+
+    /// Runs `join` for every node but the first, some at a time, and says how many did not make it.
+    pub(crate) async fn join_all<'a>(&self, join: impl Fn(usize) -> Pending<'a, ()>) -> usize {
+        let began = std::time::Instant::now();
+        let one = |node| {
+            let joined = join(node);
+            async move {
+                let left = self.limit.saturating_sub(began.elapsed());
+                !matches!(tokio::time::timeout(left, joined).await, Ok(Ok(())))
+            }
+        };
+        let failed = stream::iter(1..self.nodes).map(one).buffer_unordered(JOINING);
+        failed.filter(|has_failed| std::future::ready(*has_failed)).count().await
+    }
 }
 
 /// A network, and how many of its nodes did not finish joining.
 pub(crate) type Started = (Arc<dyn Network>, usize);
 
 /// Their names.
-pub(crate) const CONTENDERS: [&str; 2] = ["ron-tls", "ron-mem"];
+pub(crate) const CONTENDERS: [&str; 6] =
+    ["ron-tls", "libp2p-tcp", "ron-mem", "libp2p-mem", "mainline", "discv5"];
 
 pub(crate) async fn start(name: &str, how: Start) -> Outcome<Started> {
     match name {
         "ron-tls" => ron::start(how, ron::Carrier::Tls).await,
         "ron-mem" => ron::start(how, ron::Carrier::Memory).await,
+        "libp2p-tcp" => libp2p::start(how, libp2p::Carrier::Tcp).await,
+        "libp2p-mem" => libp2p::start(how, libp2p::Carrier::Memory).await,
+        "mainline" => mainline::start(how).await,
+        "discv5" => discv5::start(how).await,
         other => Err(format!("no contender {other}").into()),
     }
 }

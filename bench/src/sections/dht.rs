@@ -44,6 +44,7 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         println!("{nodes} nodes, median of {rounds}:\n");
         tell_networks(&series);
         tell_searches(&series);
+        tell_ratios(&series);
     }
     Ok(())
 }
@@ -133,6 +134,40 @@ fn tell_searches(series: &[Series<Figures>]) {
         table(&head, &rows);
         println!();
     }
+}
+
+/// Whom each of ours is compared with, and what is said of it.
+const PAIRS: [(&str, &str); 3] =
+    [("ron-tls", "libp2p-tcp"), ("ron-mem", "libp2p-mem"), ("ron-tls", "mainline")];
+const COMPARED: [(&str, &str); 9] = [
+    ("Nearest/s, 1", "closest.1.per_second"),
+    ("Nearest/s, 32", "closest.32.per_second"),
+    ("Providers/s, 1", "providers.1.per_second"),
+    ("Providers/s, 32", "providers.32.per_second"),
+    ("CPU, nearest", "closest.1.cpu.millis"),
+    ("CPU, providers", "providers.1.cpu.millis"),
+    ("Memory, ready", "memory.ready"),
+    ("Memory, end", "memory.end"),
+    ("Time to ready", "ready.seconds"),
+];
+
+/// Medians of the ratios within each round.
+fn tell_ratios(series: &[Series<Figures>]) {
+    let of = |name: &str| series.iter().find(|series| series.name == name);
+    let row = |(ours, base): &(&str, &str)| {
+        let (found, others) = (of(ours)?, of(base)?);
+        let mut row = vec![format!("{ours} to {base}")];
+        row.extend(COMPARED.map(|(_, name)| told(found.ratio(others, |figures| figures.get(name)), 3)));
+        Some(row)
+    };
+    let rows: Vec<Vec<String>> = PAIRS.iter().filter_map(row).collect();
+    if rows.is_empty() {
+        return;
+    }
+    let mut head = vec!["Ratio"];
+    head.extend(COMPARED.map(|(called, _)| called));
+    table(&head, &rows);
+    println!();
 }
 
 /// A figure, or that there is none.
