@@ -153,6 +153,17 @@ def check_graph(rules, metadata):
                 yield f"{wanted} takes any version"
 
 
+def built(metadata, tree):
+    """The metadata without packages that no build on any platform contains.
+
+    A lock file and the metadata also list what optional dependencies would bring that are named by weak features
+    (`dep?/feature`) and that nobody turns on. `tree` is the output of `cargo tree`, which does not.
+    """
+    listed = {tuple(line.split()[:2]) for line in tree.splitlines() if line.strip()}
+    is_built = lambda package: (package["name"], f"v{package['version']}") in listed
+    return {**metadata, "packages": [package for package in metadata["packages"] if is_built(package)]}
+
+
 def check_budgets(budgets, sizes):
     """Libraries that bring more than they may, and such without a budget."""
     for library, size in sizes.items():
@@ -182,7 +193,9 @@ def check_workspace():
     metadata = graph()
     members = set(metadata["workspace_members"])
     # What the libraries are measured against never reaches who uses them, and is held to the same rules.
-    bench = graph("--manifest-path", "bench/Cargo.toml")
+    of_bench = ("--manifest-path", "bench/Cargo.toml")
+    tree = cargo("tree", "--locked", "--all-features", "--target", "all", "--prefix", "none", *of_bench)
+    bench = built(graph(*of_bench), tree)
     bench["workspace_members"] += members
     published = [p["name"] for p in metadata["packages"] if p["id"] in members and p["publish"] != []]
     sizes = {library: tree_size(library) for library in published}
@@ -270,6 +283,10 @@ def self_test():
     expect("dev wildcard", of(dependency("p", req="*", kind="dev")), "takes any version")
     expect("public path wildcard", of(dependency("p", req="*", path="/p")), "takes any version")
     expect("private path wildcard", of(dependency("p", req="*", path="/p"), publish=[]))
+
+    weak = graph(ours(), package("used"), package("weak", license="GPL-3.0-only"))
+    expect("built and not allowed", check_graph(rules, built(weak, "ours v1.0.0\nweak v1.0.0 (*)")), "GPL-3.0-only")
+    expect("never built", check_graph(rules, built(weak, "ours v1.0.0 (/ours)\nused v1.0.0\nweak v2.0.0")))
 
     expect("within budget", check_budgets({"a": 3}, {"a": 3}))
     expect("over budget", check_budgets({"a": 3}, {"a": 4}), "brings 4 crates, its budget is 3")

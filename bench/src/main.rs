@@ -17,11 +17,12 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 4] = [
+const SECTIONS: [Section; 5] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
     ("idle", "memory of many sessions that say nothing", sections::idle::run),
+    ("dht", "searches in a network of nodes", sections::dht::run),
 ];
 
 fn main() -> ExitCode {
@@ -29,21 +30,32 @@ fn main() -> ExitCode {
     if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--idle-")) {
         return finish(sections::idle::child(role, &arguments[1..]));
     }
-    let mut bench = Bench::full();
+    if arguments.first().is_some_and(|first| first == "--dht-cell") {
+        return finish(sections::dht::cell::child(&arguments[1..]));
+    }
+    let is_quick = arguments.iter().any(|argument| argument == "--quick");
+    let mut bench = if is_quick { Bench::quick() } else { Bench::full() };
     let mut wanted = Vec::new();
-    for argument in &arguments {
+    let mut left = arguments.iter();
+    while let Some(argument) = left.next() {
         match argument.as_str() {
-            "--quick" => bench = Bench::quick(),
+            "--quick" => {}
+            "--only" => {
+                bench.only =
+                    left.next().map_or(Vec::new(), |names| names.split(',').map(Into::into).collect())
+            }
+            "--nodes" => match left.next().map(|nodes| nodes.parse()) {
+                Some(Ok(nodes)) => bench.nodes = Some(nodes),
+                _ => return refuse("--nodes needs a number"),
+            },
             "--help" | "-h" => {
-                println!("bench/run [--quick] [section ...]\n");
+                println!("bench/run [--quick] [section ...]");
+                println!("bench/run [--quick] dht [--only contender,...] [--nodes number]\n");
                 SECTIONS.iter().for_each(|(name, question, _)| println!("  {name:<12} {question}"));
                 return ExitCode::SUCCESS;
             }
             name if SECTIONS.iter().any(|section| section.0 == name) => wanted.push(name),
-            other => {
-                eprintln!("no section or option {other}; see --help");
-                return ExitCode::from(2);
-            }
+            other => return refuse(&format!("no section or option {other}; see --help")),
         }
     }
     println!("{}", measure::machine());
@@ -56,6 +68,11 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn refuse(why: &str) -> ExitCode {
+    eprintln!("{why}");
+    ExitCode::from(2)
 }
 
 fn finish(outcome: Outcome<()>) -> ExitCode {

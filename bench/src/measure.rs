@@ -7,27 +7,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::{
+    process::{Resource, getrlimit, setrlimit},
+    time::{ClockId, clock_gettime},
+};
 use tokio::runtime::{Builder, Runtime};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// How much is measured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Bench {
     /// Rounds that count; one more goes first and does not.
     pub(crate) rounds: usize,
     /// What the work of a round is divided by.
     pub(crate) divisor: u64,
+    /// Contenders to be measured, in sections that can leave some out; all if it is empty.
+    pub(crate) only: Vec<String>,
+    /// Nodes of a network, in sections that have such, instead of their own choice.
+    pub(crate) nodes: Option<usize>,
 }
 
 impl Bench {
     pub(crate) const fn full() -> Self {
-        Bench { rounds: 9, divisor: 1 }
+        Bench { rounds: 9, divisor: 1, only: Vec::new(), nodes: None }
     }
 
     pub(crate) const fn quick() -> Self {
-        Bench { rounds: 1, divisor: 50 }
+        Bench { rounds: 1, divisor: 50, only: Vec::new(), nodes: None }
+    }
+
+    pub(crate) fn is_quick(&self) -> bool {
+        self.divisor > 1
     }
 
     /// So much work, or the part of it that a quick run does.
@@ -112,16 +123,25 @@ impl<S> Series<S> {
     }
 }
 
-/// Lets the contenders take turns, each round beginning with another one.
-pub(crate) fn interleave<S>(bench: &Bench, mut contenders: Vec<Contender<'_, S>>) -> Outcome<Vec<Series<S>>> {
+/// Lets the contenders take turns, each round beginning with another one, after a round that does not count.
+pub(crate) fn interleave<S>(bench: &Bench, contenders: Vec<Contender<'_, S>>) -> Outcome<Vec<Series<S>>> {
+    take_turns(bench.rounds, 1, contenders)
+}
+
+/// The same for so many rounds, of which the first `warm_up` are over and above, and do not count.
+pub(crate) fn take_turns<S>(
+    rounds: usize,
+    warm_up: usize,
+    mut contenders: Vec<Contender<'_, S>>,
+) -> Outcome<Vec<Series<S>>> {
     let mut series: Vec<_> =
         contenders.iter().map(|contender| Series { name: contender.name, samples: Vec::new() }).collect();
     let count = contenders.len();
-    for round in 0..=bench.rounds {
+    for round in 0..warm_up + rounds {
         for turn in 0..count {
             let at = (turn + round) % count;
             let sample = (contenders[at].round)().map_err(|error| format!("{}: {error}", series[at].name))?;
-            if round > 0 {
+            if round >= warm_up {
                 series[at].samples.push(sample);
             }
         }
@@ -180,4 +200,36 @@ pub(crate) fn machine() -> String {
         rustc.trim(),
         load.split(' ').next().unwrap_or("unknown"),
     )
+}
+
+/// As many files as the system lets us have.
+pub(crate) fn raise_file_limit() -> Outcome<u64> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit)?;
+    Ok(limit.current.unwrap_or(u64::MAX))
+}
+
+/// KiB of this process that are in memory.
+pub(crate) fn resident() -> Outcome<u64> {
+    let pages = fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = pages.split(' ').nth(1).ok_or("statm has a second field")?.parse()?;
+    Ok(pages * rustix::param::page_size() as u64 / 1024)
+}
+
+/// Sockets of this process, listening ones included.
+pub(crate) fn sockets() -> Outcome<usize> {
+    let is_socket = |file: &fs::DirEntry| {
+        fs::read_link(file.path()).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"socket:"))
+    };
+    Ok(fs::read_dir("/proc/self/fd")?.filter_map(Result::ok).filter(is_socket).count())
+}
+
+/// Datagrams that were sent on this machine so far, by whomever.
+pub(crate) fn datagrams() -> Outcome<u64> {
+    let counters = fs::read_to_string("/proc/self/net/snmp")?;
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let sent = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "OutDatagrams");
+    Ok(sent.ok_or("the kernel counts datagrams")?.1.parse()?)
 }

@@ -1,5 +1,6 @@
-//! The two ends of a link, made in each way that is compared.
+//! The two ends of a link, made in each way that is compared, and whole networks of nodes.
 
+pub(crate) mod dht;
 pub(crate) mod quic;
 pub(crate) mod ron;
 pub(crate) mod tls;

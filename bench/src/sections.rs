@@ -1,5 +1,6 @@
 //! The questions. Each file asks one, and prints the answer.
 
+pub(crate) mod dht;
 pub(crate) mod handshakes;
 pub(crate) mod idle;
 pub(crate) mod link;

@@ -10,7 +10,7 @@ use crate::{
     inflight::InFlight,
     logic::{
         Contact, Key,
-        estimate::expected_buckets,
+        estimate::{Looked, expected_buckets},
         lookup::{Failure, Goal, Reason, Verdict},
         table::{BUCKETS, K, random_key_in},
         wire::Request,
@@ -69,6 +69,7 @@ pub(crate) async fn bootstrap(
     let seeds = &beginning.seeds;
     // Whom the last run knew is asked some at a time, round by round, as long as there is nobody.
     let mut known = beginning.known.chunks(KNOWN_AT_ONCE);
+    let mut looked = Looked::nowhere();
     loop {
         let more = if node.buckets.filled() == 0 { known.next().unwrap_or_default() } else { &[] };
         let answered = Box::pin(node.ask_seeds(seeds, more)).await;
@@ -80,8 +81,8 @@ pub(crate) async fn bootstrap(
         let mut is_connected = gates.seeds(answered, required, &node);
         if is_connected {
             // Boxed: between two refreshes, which is nearly always, nobody needs the room.
-            Box::pin(node.fill(&mut rng)).await;
-            is_connected = gates.buckets(&node);
+            looked = Box::pin(node.fill(&mut rng)).await.unwrap_or(looked);
+            is_connected = gates.buckets(&node, &looked);
         }
         // A node that is alone looks for others all the same, only not in a hurry.
         let alone = node.buckets.filled() == 0;
@@ -105,7 +106,7 @@ pub(crate) async fn bootstrap(
             }
             wait -= part;
             let was_connected = is_connected;
-            is_connected = gates.buckets(&node);
+            is_connected = gates.buckets(&node, &looked);
             if was_connected && !is_connected {
                 break;
             }
@@ -134,15 +135,16 @@ impl Gates {
     }
 
     /// Whether the table is as full as a network of this size makes it.
-    fn buckets(&self, node: &Node) -> bool {
+    fn buckets(&self, node: &Node, looked: &Looked) -> bool {
         let nodes = node.estimate.lock().nodes().unwrap_or(1.0);
-        let expected = expected_buckets(nodes) * node.settings().buckets_required;
+        let is_empty = |bucket| node.buckets.is_empty(bucket);
+        let required = looked.required_buckets(nodes, node.settings().buckets_required, is_empty);
         let filled = node.buckets.filled();
-        let ready = filled as f64 >= expected.floor();
+        let ready = filled >= required;
         if ready {
             self.buckets.open();
         } else {
-            self.buckets.close(format!("{filled} of {expected:.0} buckets filled"));
+            self.buckets.close(format!("{filled} of {required} buckets filled"));
         }
         ready
     }
@@ -195,25 +197,30 @@ impl Node {
         }
     }
 
-    /// Looks for ourselves, and then into every bucket that a network of this size should fill.
-    async fn fill(&self, rng: &mut fastrand::Rng) {
+    /// Looks for ourselves, and then into every bucket that a network of this size should fill. Nothing is told if that
+    /// is called off.
+    async fn fill(&self, rng: &mut fastrand::Rng) -> Option<Looked> {
         let verdict = self.look(Key::from(self.id), true).await;
         if verdict.reason == Reason::Canceled {
-            return;
+            return None;
         }
         let nodes = self.estimate.lock().nodes().unwrap_or(1.0);
         let buckets = expected_buckets(nodes).ceil() as usize + REFRESH_SPARE;
         // Targets nearer than this have our own neighbours, whatever they are: many of them are one sample, and a mean of
         // one sample taken for one of many calls every fifth key a made-up one.
         let apart = (nodes / (2 * K) as f64).max(1.0).log2() as usize;
+        let mut looked = Looked::default();
         for bucket in 0..buckets.min(BUCKETS) {
             let target = random_key_in(&self.id, bucket, rng);
-            if self.look(target, bucket < apart).await.reason == Reason::Canceled {
-                return;
+            let verdict = self.look(target, bucket < apart).await;
+            if verdict.reason == Reason::Canceled {
+                return None;
             }
+            looked.on_look(verdict.shows_vacant(&self.id, bucket));
         }
         self.events
             .publish(Event::Refreshed { buckets: self.buckets.filled(), peers: self.buckets.peers().len() });
+        Some(looked)
     }
 
     async fn look(&self, target: Key, is_sample: bool) -> Verdict {

@@ -130,6 +130,11 @@ impl Buckets {
         self.snapshots().map(answering).sum::<usize>().min(enough)
     }
 
+    /// Whether nobody is in this bucket, not even silent peers.
+    pub(crate) fn is_empty(&self, index: usize) -> bool {
+        self.snapshot(index).is_none_or(|bucket| bucket.is_empty())
+    }
+
     /// Returns when there is somebody in the table: whoever has just answered is on the way there, and a search that
     /// begins before has nobody to ask and takes the network for empty. Not for ever, since the bucket may be full of
     /// others who have yet to be found gone.

@@ -72,7 +72,7 @@ pub struct Settings {
     /// fewer. Default 1. More of them make it less likely to join a part of a network that has come apart.
     pub seeds_required: usize,
     /// The share of the buckets expected for the size of the network that must be filled before the node is ready.
-    /// Default 0.8.
+    /// Buckets in which there turns out to be nobody are not expected. Default 0.8.
     pub buckets_required: f64,
     /// How often a bucket that nobody searched in is refreshed. Default one hour.
     pub refresh: Duration,

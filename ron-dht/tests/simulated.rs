@@ -26,7 +26,7 @@ use ron_dht::{
         wire::{Answer, Request},
     },
     network::{Answers, Network, Reply, Served},
-    sim::{Conditions, SimLink, Testnet},
+    sim::{Conditions, SimLink, SimNetwork, Testnet},
 };
 
 const K: usize = 20;
@@ -303,6 +303,46 @@ async fn readiness_tells_of_a_cut_and_of_its_end() {
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert!(cut_off.ready().reads, "{:?}", cut_off.ready());
     assert_eq!(cut_off.find_node(net.id(9), within(5)).await.unwrap().peers[0].id, net.id(9));
+}
+
+/// A node whose id fell far from all others has fewer buckets to fill than the size of its network makes one expect. It
+/// waited for them in vain, trying again after ever longer pauses: about one node in two networks of sixty-four, and
+/// whoever started such a network and waited for all of it waited for ever.
+#[tokio::test(start_paused = true)]
+async fn a_node_far_from_all_others_is_ready_too() {
+    let net = SimNetwork::new(11);
+    let mut seeds = Vec::new();
+    let mut nodes = Vec::new();
+    let mut rng = fastrand::Rng::with_seed(11);
+    // Whoever shares three bits with the last one is left out, so that it has three buckets to fill and not five.
+    while nodes.len() < 50 {
+        let mut key = [0; 32];
+        rng.fill(&mut key);
+        let identity = Arc::new(Identity::from_seed(&key));
+        let id = identity.node_id();
+        let is_far = id.as_bytes()[0] >> 5 == 0;
+        if is_far != (nodes.len() == 49) {
+            continue;
+        }
+        let host = Supervisor::builder("node").inline_blocking(true).seed(rng.u64(..)).start();
+        let builder = Dht::builder().settings(Testnet::settings()).seed(rng.u64(..)).seeds(seeds.clone());
+        let join = |answers, _: &Supervisor| -> Result<Arc<dyn Network>, DhtError> {
+            Ok(Arc::new(net.join(id, answers)))
+        };
+        let dht = builder.start_on(identity, &host, join).await.unwrap();
+        if seeds.is_empty() {
+            seeds.push(dht.contact());
+        } else {
+            dht.joined(within(30)).await.unwrap();
+        }
+        nodes.push((dht, host));
+    }
+    let (far, _) = nodes.last().unwrap();
+    assert!(far.ready().reads, "{:?}", far.ready());
+    assert_eq!(far.status().buckets, 3);
+    for (_, host) in &nodes {
+        host.shutdown().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,6 @@
 //! returned to the system by hand, so what the handshakes leave behind in the allocator counts.
 
 use std::{
-    fs,
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -26,7 +25,6 @@ use ron_core::{
         rpc::{Session, Side},
     },
 };
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -36,7 +34,7 @@ use tokio_util::codec::Framed;
 
 use super::handshakes::ADDRESSES;
 use crate::{
-    measure::{Bench, Outcome, median, runtime, table, whole},
+    measure::{Bench, Outcome, median, raise_file_limit, resident, runtime, table, whole},
     peers::{
         codec,
         ron::{Carrier, EGRESS, End, Node, rpc},
@@ -349,19 +347,4 @@ async fn dial_all(here: &Here, addrs: &[SocketAddr], count: usize) -> Outcome<()
         done??;
     }
     Ok(())
-}
-
-/// As many files as the system lets us have.
-fn raise_file_limit() -> Outcome<u64> {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit)?;
-    Ok(limit.current.unwrap_or(u64::MAX))
-}
-
-/// KiB of this process that are in memory.
-fn resident() -> Outcome<u64> {
-    let pages = fs::read_to_string("/proc/self/statm")?;
-    let pages: u64 = pages.split(' ').nth(1).ok_or("statm has a second field")?.parse()?;
-    Ok(pages * rustix::param::page_size() as u64 / 1024)
 }

@@ -104,6 +104,43 @@ pub fn expected_buckets(nodes: f64) -> f64 {
     (0..last).map(|index| 1.0 - (others * (-(0.5_f64.powi(index + 1))).ln_1p()).exp()).sum()
 }
 
+/// What the last look into the buckets of a table has shown, from the widest bucket on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Looked {
+    buckets: usize,
+    /// Those in which there was nobody.
+    vacant: Vec<usize>,
+}
+
+impl Looked {
+    /// There was none: somebody may be in every bucket.
+    #[must_use]
+    pub fn nowhere() -> Self {
+        Looked { buckets: BUCKETS, vacant: Vec::new() }
+    }
+
+    /// The next bucket was looked into.
+    pub fn on_look(&mut self, is_vacant: bool) {
+        if is_vacant {
+            self.vacant.push(self.buckets);
+        }
+        self.buckets += 1;
+    }
+
+    /// How many buckets must have somebody in a network of `nodes`: this share of those that have by expectation, or of
+    /// those that can have if these are fewer. A node whose id fell far from all others would otherwise wait for buckets
+    /// that nobody can fill: about one in a hundred in a network of sixty-four.
+    ///
+    /// A vacant bucket is missed again once it is not `is_empty`: somebody has come since, or was there before and is
+    /// silent now, and then we may be the one who is cut off.
+    #[must_use]
+    pub fn required_buckets(&self, nodes: f64, share: f64, is_empty: impl Fn(usize) -> bool) -> usize {
+        let impossible = self.vacant.iter().filter(|bucket| is_empty(**bucket)).count();
+        let possible = (self.buckets - impossible) as f64;
+        (expected_buckets(nodes).min(possible) * share) as usize
+    }
+}
+
 /// The part of the key space around a key where its k nearest honest nodes are, whoever else is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
@@ -283,6 +320,25 @@ mod tests {
             let buckets = expected_buckets(f64::from(nodes));
             assert!((buckets - counted).abs() < 0.15, "{buckets} expected, {counted} counted");
         }
+    }
+
+    #[test]
+    fn no_table_has_to_hold_more_than_there_is() {
+        let check = |looked: &Looked, share: f64, empty: &[usize], required: usize| {
+            assert_eq!(looked.required_buckets(64.0, share, |bucket| empty.contains(&bucket)), required);
+        };
+        check(&Looked::nowhere(), 0.8, &[], 5);
+        let mut looked = Looked::default();
+        for is_vacant in [false, false, true, false, true, true, true, true, true] {
+            looked.on_look(is_vacant);
+        }
+        let empty = [2, 4, 5, 6, 7, 8];
+        check(&looked, 0.8, &empty, 2);
+        check(&looked, 1.0, &empty, 3);
+        // Somebody came, or was there before: at first one, and then more than are needed.
+        check(&looked, 1.0, &empty[1..], 4);
+        check(&looked, 0.8, &[], 5);
+        assert_eq!(looked.required_buckets(1.0, 1.0, |_| true), 0, "alone");
     }
 
     /// `count` ids within `radius` (a share of the key space) of `key`.

@@ -12,7 +12,10 @@ use std::{cmp::Reverse, num::NonZeroUsize, time::Duration};
 
 use ron_core::{Distance, NodeId};
 
-use super::{Contact, Key, Rtt, table::K};
+use super::{
+    Contact, Key, Rtt,
+    table::{K, bucket_index},
+};
 
 /// Disjoint paths at most: one bit of a byte each. The literature stops at eight as well, where most of what can be
 /// won is won.
@@ -232,6 +235,14 @@ impl Verdict {
             losers: Vec::new(),
             trace: Vec::new(),
         }
+    }
+
+    /// Whether a search of node `own` for a key of its bucket `bucket` shows that nobody alive is in there: whoever is in
+    /// there is nearer to such a key than everybody else, and the nearest have answered. Silence shows nothing.
+    #[must_use]
+    pub fn shows_vacant(&self, own: &NodeId, bucket: usize) -> bool {
+        let is_elsewhere = |nearest: &Contact| bucket_index(own, &nearest.id) != Some(bucket);
+        self.reason == Reason::Complete && self.closest.first().is_some_and(is_elsewhere)
     }
 }
 
@@ -789,6 +800,30 @@ mod tests {
         assert_eq!(verdict.losers, []);
         assert_eq!(verdict.trace[0].outcome, Outcome::Failed(Failure::Unreachable));
         assert_eq!(verdict.trace[1].outcome, Outcome::Answered { named: 3, found: 0 });
+    }
+
+    #[test]
+    fn a_search_shows_where_nobody_is() {
+        // The target is in the widest bucket of a node whose first of sixteen bits is set; it shares the others.
+        let own = id(1 << 15);
+        let bucket = |n: u16| bucket_index(&own, &id(n)).expect("somebody else");
+        let mut script = Script::closest([1 << 14, (1 << 15) + 3]);
+        script.asks();
+        script.answer(1 << 14, []).answer((1 << 15) + 3, []);
+        let verdict = script.verdict();
+        assert!(!verdict.shows_vacant(&own, bucket(1 << 14)), "somebody is there");
+        let mut script = Script::closest([(1 << 15) + 3]);
+        script.asks();
+        let verdict = script.answer((1 << 15) + 3, []).verdict();
+        assert!(verdict.shows_vacant(&own, bucket(0)));
+        let mut script = Script::closest([1]);
+        script.asks();
+        assert!(!script.fail(1).verdict().shows_vacant(&own, bucket(0)), "nobody says so");
+        let mut script = Script::closest([(1 << 15) + 3, 1]);
+        script.asks();
+        script.answer((1 << 15) + 3, []);
+        let verdict = script.at(60_000).verdict();
+        assert!(!verdict.shows_vacant(&own, bucket(0)), "{:?}", verdict.reason);
     }
 
     #[test]
