@@ -592,9 +592,7 @@ impl<T> Future for Recv<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        // What looks empty is not visited: the last look below is the one that counts.
-        let looks_empty = this.queue.len() == 0 && !this.queue.is_closed();
-        let mut found = if looks_empty { Err(Empty::Now) } else { this.queue.take() };
+        let mut found = this.queue.take();
         if matches!(found, Err(Empty::Now)) {
             this.wait(cx.waker());
             // The last look, now that producers can see somebody idle.
