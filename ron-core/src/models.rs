@@ -137,6 +137,41 @@ fn dht_work_reaches_the_bucket_writer_in_order_and_ends() {
 }
 
 #[test]
+fn dht_bucket_snapshots_are_whole_and_never_go_back() {
+    model(|| {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (route_lane, route_inbox) = lane(TWO);
+        let snapshot = Snapshot::new((0, Vec::new()));
+        let stop = Stop::new();
+        route_lane.close_on(&stop);
+        let published = snapshot.clone();
+        let writer = thread::spawn(move || {
+            block_on(async {
+                let mut bucket = Vec::new();
+                while let Some(job) = route_inbox.recv().await {
+                    bucket.push(job.number);
+                    published.replace((bucket.len(), bucket.clone()));
+                }
+            });
+        });
+        let accepted: Vec<usize> = (0..2)
+            .filter(|number| {
+                route_lane.try_push(Job { number: *number, dropped: Arc::clone(&dropped) }).is_ok()
+            })
+            .collect();
+        // A lookup reads while the writer publishes, and never waits for it.
+        let (first, second) = (snapshot.load(), snapshot.load());
+        for seen in [&first, &second] {
+            assert_eq!(seen.0, seen.1.len(), "torn");
+        }
+        assert!(first.0 <= second.0, "went back");
+        stop_now(&stop);
+        writer.join().unwrap();
+        assert_eq!(snapshot.load().1, accepted, "what was queued at the stop is published");
+    });
+}
+
+#[test]
 fn index_shutdown_is_never_lost() {
     model(|| {
         let dropped = Arc::new(AtomicUsize::new(0));
