@@ -47,8 +47,9 @@ async fn listen(secret: [u8; 32]) -> Outcome<Discv5> {
     let ip = Ipv4Addr::LOCALHOST;
     let mut refused = None;
     for _ in 0..PORTS_TRIED {
-        let key =
-            CombinedKey::secp256k1_from_bytes(&mut secret.clone()).map_err(|error| error.to_string())?;
+        // What the key is made from is wiped.
+        let mut secret = secret;
+        let key = CombinedKey::secp256k1_from_bytes(&mut secret).map_err(|error| error.to_string())?;
         let port = UdpSocket::bind((ip, 0))?.local_addr()?.port();
         let record = Enr::builder().ip4(ip).udp4(port).build(&key)?;
         let config = ConfigBuilder::new(ListenConfig::Ipv4 { ip, port }).build();
