@@ -472,11 +472,12 @@ impl Shared {
         state.streams.is_idle().then_some(state.used)
     }
 
-    /// When a session on which only the peer has something open last moved in any of it.
+    /// When a session on which only the peer has something open last moved in any of it. What it began and does not end
+    /// moves when it begins.
     pub(super) fn served_since(&self) -> Option<Instant> {
         let mut state = self.state.lock();
-        let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max();
-        moved.filter(|_| state.calls.is_empty())
+        let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max().unwrap_or(state.used);
+        state.calls.is_empty().then_some(moved)
     }
 
     /// When we last called over a session on which only the peer has something open.

@@ -119,6 +119,25 @@ async fn who_holds_a_place_with_a_request_that_does_not_move_loses_it() {
     assert!(hub.peers.get(honest.id()).is_some());
 }
 
+/// Nor can they with requests and events that they begin and never end, which nobody is at work on.
+#[tokio::test(start_paused = true)]
+async fn who_holds_a_place_with_a_message_that_does_not_end_loses_it() {
+    let net = net();
+    let hub = Node::sim(&net, 1, PeersSettings { sessions_max: 2, ..PeersSettings::default() });
+    let mut strangers = Vec::new();
+    for (number, kind) in [(11, Flags::REQ), (12, Flags::NONE)] {
+        let mut stranger = Raw::greeted(&net, number, &hub).await;
+        let begun = if kind == Flags::REQ { never(1, 0) } else { Frame::event(TEST.proto, 1, &b"\xa0"[..]) };
+        stranger.say(Frame { flags: begun.flags | Flags::START, ..begun }).await;
+        settle().await;
+        strangers.push(stranger);
+    }
+    assert!(hub.peers.sessions().iter().all(|session| session.open_exchanges() == 1));
+    let honest = Node::sim(&net, 2, PeersSettings::default());
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(honest.ask(&hub, ECHO, b"me").await.unwrap(), "me");
+}
+
 /// Strangers who keep their places busy keep other strangers out, and not us.
 #[tokio::test(start_paused = true)]
 async fn a_session_that_we_need_gets_a_place_whatever_strangers_do() {
