@@ -360,7 +360,8 @@ impl Shared {
     /// Nobody wants the answer to our exchange `corr` any more. Its callee is told, and must end it in time.
     pub(super) fn cancel(&self, corr: u64) {
         let mut state = self.state.lock();
-        let Some(call) = state.calls.get_mut(corr) else { return };
+        // Told already if its time was spent: to tell again would give the callee more time to end it.
+        let Some(call) = state.calls.get_mut(corr).filter(|call| !call.canceled) else { return };
         call.cancel(now());
         self.push(&mut state, &self.urgent, Control::Cancel { corr }.frame());
         drop(state);
