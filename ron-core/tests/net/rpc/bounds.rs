@@ -216,3 +216,30 @@ async fn a_request_beyond_the_budget_of_what_is_queued_is_busy() {
     assert_eq!(one.ask(&two, ECHO, &[7; 50_000]).await.unwrap().len(), 50_000);
     assert!(session.is_open());
 }
+
+/// What is read lies in memory as it came, and a small request kept all of that while it was at work, a thousand times
+/// what it weighs.
+#[test]
+fn a_small_request_at_work_holds_little_more_than_itself() {
+    const REQUESTS: u64 = 100;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (two, mut raw) = runtime.block_on(async {
+        let (net, _one, two) = pair();
+        let mut raw = Raw::greeted(&net, 11, &two).await;
+        raw.say(Frame::event(TEST.proto, 0, vec![0; 200_000])).await;
+        settle().await;
+        (two, raw)
+    });
+    let used = allocation_counter::measure(|| {
+        runtime.block_on(async {
+            for corr in 1..=REQUESTS {
+                raw.say(never(corr, 0)).await;
+                raw.say(Frame::event(TEST.proto, 0, vec![0; 200_000])).await;
+            }
+            settle().await;
+        });
+    });
+    assert_eq!(two.shop.running.load(Ordering::SeqCst) as u64, REQUESTS);
+    assert!(used.bytes_current < 8192 * REQUESTS as i64, "{} B", used.bytes_current);
+}
