@@ -78,7 +78,7 @@ pub(super) fn weigh(frame: &Frame) -> usize {
 
 /// What sessions that belong together may hold in memory, together.
 pub(super) struct Budgets {
-    /// Answers and events that wait to be written.
+    /// Requests, answers and events that wait to be written.
     pub(super) queued: MemoryBudget,
     /// Requests at work.
     pub(super) requests: MemoryBudget,
