@@ -283,8 +283,8 @@ pub struct RpcSettings {
     pub write_timeout: Duration,
     /// How long open calls may take after a shutdown was asked for. Default 3 s; less if the group has less.
     pub drain: Duration,
-    /// Bytes of answers and events that may wait to be written. Beyond it, answers are `Busy`. Default 16 MiB for one
-    /// session; [`Peers`] has one such budget for all.
+    /// Bytes of requests, answers and events that may wait to be written. Beyond it, they are `Busy`; what has at most
+    /// 1 KiB is not counted. Default 16 MiB for one session; [`Peers`] has one such budget for all.
     pub queued_bytes_max: u64,
     /// Bytes of requests that may be at work, with their capabilities. Beyond it, a request is answered with `Busy`
     /// (`rpc_requests`) and not handed to the service; what has at most 1 KiB always is, and one that is larger than all

@@ -183,7 +183,8 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// As [`write`](Self::write).
     pub async fn flush(&mut self) -> Result<(), WireError> {
         self.write().await?;
-        if self.scratch.capacity() > SCRATCH_KEPT {
+        // Its capacity is only what is left behind the bytes that were written.
+        if self.scratch.try_reclaim(SCRATCH_KEPT + 1) {
             self.scratch = BytesMut::new();
         }
         let until = || Deadline::after(self.timeout);
@@ -270,9 +271,12 @@ async fn within<T>(
 mod tests {
     use std::{
         io,
+        pin::pin,
         sync::{Arc, Mutex},
-        task::{Context, Poll},
+        task::{Context, Poll, Waker},
     };
+
+    use allocation_counter::measure;
 
     use super::{super::Decoder, *};
     use crate::{CallError, Lane, LaneSpec};
@@ -367,6 +371,23 @@ mod tests {
         assert_eq!(recorder.frames(), frames);
         let record = recorder.0.lock().unwrap();
         assert_eq!((record.writes, record.flushes, record.shutdowns), (1, 1, 1));
+    }
+
+    /// What is left of a buffer that was written from its front says nothing of how large it is.
+    #[test]
+    fn what_a_burst_took_is_given_back() {
+        for burst in 1..600 {
+            let mut writer = FrameWriter::new(tokio::io::sink(), &Metrics::default());
+            let used = measure(|| {
+                for _ in 0..burst {
+                    writer.queue(Frame::event(5, 1, Bytes::from_static(&[7; 64]))).expect("legal");
+                }
+                let flushed = pin!(writer.flush()).poll(&mut Context::from_waker(Waker::noop()));
+                assert_eq!(flushed, Poll::Ready(Ok(())));
+            });
+            let kept = used.bytes_current;
+            assert!(kept <= SCRATCH_KEPT as i64, "{kept} B after a burst of {burst} frames");
+        }
     }
 
     #[tokio::test(start_paused = true)]

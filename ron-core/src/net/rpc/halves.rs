@@ -3,6 +3,9 @@
 //! A task that wakes itself is put at the end of the queue and another worker is woken for it, which then takes it away:
 //! for a session that would be a change of cores for every answer. So while the first half runs, the second one is not
 //! woken: it has its turn right after, whatever happened.
+//!
+//! What tokio lets a task do in one turn, both have together. When the first has used it up, the second goes first in the
+//! next turn.
 
 use std::{
     future::poll_fn,
@@ -14,21 +17,30 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
+use tokio::task::coop::has_budget_remaining;
+
 use crate::sync::{Mutex, lock};
 
-/// Runs both to their ends. In every turn `first` goes first, and what it leaves for `second` is found in the same turn.
+/// Runs both to their ends. What `first` leaves for `second` is found in the same turn, unless the turn is used up: then
+/// `second` begins the next one.
 pub(super) async fn run(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
     let (mut first, mut second) = (pin!(first), pin!(second));
-    let (mut first_runs, mut second_runs) = (true, true);
+    let (mut first_runs, mut second_runs, mut is_owed) = (true, true, false);
     let bell = Arc::new(Bell { is_heard: AtomicBool::new(false), task: Mutex::new(Waker::noop().clone()) });
     let waker = Waker::from(Arc::clone(&bell));
     poll_fn(move |cx| {
         bell.set_task(cx.waker());
+        let was_owed = is_owed;
+        if was_owed {
+            second_runs = second_runs && second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
+        }
         if first_runs {
             bell.is_heard.store(true, Ordering::Release);
             first_runs = first.as_mut().poll(cx).is_pending();
             bell.is_heard.store(false, Ordering::Release);
         }
+        // Not twice in a row, or the first would be the one that starves.
+        is_owed = !was_owed && !has_budget_remaining();
         second_runs = second_runs && second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
         if first_runs || second_runs { Poll::Pending } else { Poll::Ready(()) }
     })
@@ -135,6 +147,33 @@ mod tests {
                 runtime.block_on(run(busy, async { sum = add_up(inbox).await }));
             });
             assert_eq!(sum, 1225);
+        }
+    }
+
+    /// What a turn may take of the runtime is for both. A first half that uses it up in every turn left nothing for the
+    /// second, which could neither write nor see that its time was over.
+    #[tokio::test]
+    async fn neither_half_starves_beside_one_that_is_always_busy() {
+        for busy_is_first in [true, false] {
+            let (is_done, mut steps) = (AtomicBool::new(false), 0);
+            let busy = async {
+                while !is_done.load(Ordering::Relaxed) && steps < 100_000 {
+                    tokio::task::consume_budget().await;
+                    steps += 1;
+                }
+            };
+            let other = async {
+                for _ in 0..1000 {
+                    tokio::task::consume_budget().await;
+                }
+                is_done.store(true, Ordering::Relaxed);
+            };
+            if busy_is_first {
+                run(busy, other).await;
+            } else {
+                run(other, busy).await;
+            }
+            assert!(steps < 10_000, "{steps} steps of the one that is busy");
         }
     }
 }

@@ -85,7 +85,7 @@ pub struct PeersSettings {
     pub dial_timeout: Duration,
     /// How long sessions may take to finish their calls and close after a stop. Default 5 s.
     pub drain: Duration,
-    /// Bytes of answers and events that may wait to be written, over all sessions. Beyond it, answers are `Busy`.
+    /// Bytes of requests, answers and events that may wait to be written, over all sessions. Beyond it, they are `Busy`.
     /// Default 64 MiB.
     pub queued_bytes_max: u64,
     /// Bytes of requests that may be at work, over all sessions. Beyond it, a request is answered with `Busy`

@@ -35,6 +35,9 @@ pub(super) const CALL: TaskSpec = TaskSpec::new("ron-core", "rpc_call").restart(
 /// When to ask again, if too much is at work.
 const REQUESTS_RETRY: Duration = Duration::from_millis(100);
 
+/// A body or capability up to this size is copied out of what was read.
+const COPY_MAX: usize = 16 << 10;
+
 /// A request of a peer.
 pub struct Request {
     shared: Arc<Shared>,
@@ -229,8 +232,8 @@ impl Shared {
             shared: Arc::clone(self),
             serving: Arc::clone(&serving),
             method: ask.method,
-            body,
-            cap: frame.cap,
+            body: apart(body),
+            cap: apart(frame.cap),
         };
         let handling = catch(|| service.call(request)).unwrap_or_else(|panic| {
             self.panicked(&panic);
@@ -368,6 +371,12 @@ impl Shared {
         tracing::error!(kind = CALL.name, panic = message, "task panicked");
         self.count(Counter::TasksPanicked, CALL.name);
     }
+}
+
+/// The same bytes in memory of their own, if they are few: those that came lie in what was read with them, which may be a
+/// thousand times as much and is not counted as held by the request.
+fn apart(bytes: Bytes) -> Bytes {
+    if bytes.len() <= COPY_MAX { Bytes::copy_from_slice(&bytes) } else { bytes }
 }
 
 fn out_of_time() -> Fault {

@@ -177,7 +177,8 @@ impl Session {
     /// Sends an event as soon as the link has room for it.
     ///
     /// # Errors
-    /// [`RpcError::Timeout`] when there is no room by the deadline, [`RpcError::Closed`], [`RpcError::TooLarge`].
+    /// [`RpcError::Timeout`] when there is no room by the deadline, [`RpcError::Busy`] when too many bytes wait already,
+    /// [`RpcError::Closed`], [`RpcError::TooLarge`].
     pub async fn notify(
         &self,
         call: impl Into<Call>,

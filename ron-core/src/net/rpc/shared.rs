@@ -78,7 +78,7 @@ pub(super) fn weigh(frame: &Frame) -> usize {
 
 /// What sessions that belong together may hold in memory, together.
 pub(super) struct Budgets {
-    /// Answers and events that wait to be written.
+    /// Requests, answers and events that wait to be written.
     pub(super) queued: MemoryBudget,
     /// Requests at work.
     pub(super) requests: MemoryBudget,
@@ -360,7 +360,8 @@ impl Shared {
     /// Nobody wants the answer to our exchange `corr` any more. Its callee is told, and must end it in time.
     pub(super) fn cancel(&self, corr: u64) {
         let mut state = self.state.lock();
-        let Some(call) = state.calls.get_mut(corr) else { return };
+        // Told already if its time was spent: to tell again would give the callee more time to end it.
+        let Some(call) = state.calls.get_mut(corr).filter(|call| !call.canceled) else { return };
         call.cancel(now());
         self.push(&mut state, &self.urgent, Control::Cancel { corr }.frame());
         drop(state);
@@ -472,11 +473,12 @@ impl Shared {
         state.streams.is_idle().then_some(state.used)
     }
 
-    /// When a session on which only the peer has something open last moved in any of it.
+    /// When a session on which only the peer has something open last moved in any of it. What it began and does not end
+    /// moves when it begins.
     pub(super) fn served_since(&self) -> Option<Instant> {
         let mut state = self.state.lock();
-        let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max();
-        moved.filter(|_| state.calls.is_empty())
+        let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max().unwrap_or(state.used);
+        state.calls.is_empty().then_some(moved)
     }
 
     /// When we last called over a session on which only the peer has something open.

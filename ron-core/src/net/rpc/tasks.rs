@@ -96,8 +96,9 @@ async fn pump(
 ) -> Result<(), WireError> {
     let queue = |writer: &mut Writer, frame: Frame, is_bulk: bool| {
         shared.taken(&frame);
-        if is_bulk {
-            shared.bulk_room.add_permits(usize::from(!frame.flags.has(Flags::END)));
+        // The end of an answer took no room. An event that ends with its only frame did.
+        if is_bulk && !frame.flags.has(Flags::RESP | Flags::END) {
+            shared.bulk_room.add_permits(1);
         }
         writer.queue(frame)
     };

@@ -119,6 +119,25 @@ async fn who_holds_a_place_with_a_request_that_does_not_move_loses_it() {
     assert!(hub.peers.get(honest.id()).is_some());
 }
 
+/// Nor can they with requests and events that they begin and never end, which nobody is at work on.
+#[tokio::test(start_paused = true)]
+async fn who_holds_a_place_with_a_message_that_does_not_end_loses_it() {
+    let net = net();
+    let hub = Node::sim(&net, 1, PeersSettings { sessions_max: 2, ..PeersSettings::default() });
+    let mut strangers = Vec::new();
+    for (number, kind) in [(11, Flags::REQ), (12, Flags::NONE)] {
+        let mut stranger = Raw::greeted(&net, number, &hub).await;
+        let begun = if kind == Flags::REQ { never(1, 0) } else { Frame::event(TEST.proto, 1, &b"\xa0"[..]) };
+        stranger.say(Frame { flags: begun.flags | Flags::START, ..begun }).await;
+        settle().await;
+        strangers.push(stranger);
+    }
+    assert!(hub.peers.sessions().iter().all(|session| session.open_exchanges() == 1));
+    let honest = Node::sim(&net, 2, PeersSettings::default());
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(honest.ask(&hub, ECHO, b"me").await.unwrap(), "me");
+}
+
 /// Strangers who keep their places busy keep other strangers out, and not us.
 #[tokio::test(start_paused = true)]
 async fn a_session_that_we_need_gets_a_place_whatever_strangers_do() {
@@ -196,4 +215,31 @@ async fn a_request_beyond_the_budget_of_what_is_queued_is_busy() {
     assert_eq!(session.open_exchanges(), 0);
     assert_eq!(one.ask(&two, ECHO, &[7; 50_000]).await.unwrap().len(), 50_000);
     assert!(session.is_open());
+}
+
+/// What is read lies in memory as it came, and a small request kept all of that while it was at work, a thousand times
+/// what it weighs.
+#[test]
+fn a_small_request_at_work_holds_little_more_than_itself() {
+    const REQUESTS: u64 = 100;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (two, mut raw) = runtime.block_on(async {
+        let (net, _one, two) = pair();
+        let mut raw = Raw::greeted(&net, 11, &two).await;
+        raw.say(Frame::event(TEST.proto, 0, vec![0; 200_000])).await;
+        settle().await;
+        (two, raw)
+    });
+    let used = allocation_counter::measure(|| {
+        runtime.block_on(async {
+            for corr in 1..=REQUESTS {
+                raw.say(never(corr, 0)).await;
+                raw.say(Frame::event(TEST.proto, 0, vec![0; 200_000])).await;
+            }
+            settle().await;
+        });
+    });
+    assert_eq!(two.shop.running.load(Ordering::SeqCst) as u64, REQUESTS);
+    assert!(used.bytes_current < 8192 * REQUESTS as i64, "{} B", used.bytes_current);
 }

@@ -535,3 +535,28 @@ async fn a_session_whose_writer_has_failed_takes_no_calls() {
     let took = began.elapsed();
     assert!(took < Duration::from_secs(1), "open {open}, and the call is told {call:?} after {took:?}");
 }
+
+/// A caller that went long after its time was spent told its callee a second time, and gave it ten seconds more to end.
+#[tokio::test(start_paused = true)]
+async fn a_callee_is_told_once_that_nobody_wants_its_answer() {
+    let (net, _one, two) = pair();
+    let mut raw = Raw::greeted(&net, 11, &two).await;
+    settle().await;
+    let session = two.peers.sessions().remove(0);
+    let began = now();
+    let chunks = session.open(NEVER, b"", Deadline::after(Duration::from_secs(1))).await.unwrap();
+    let caller = async {
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        drop(chunks);
+        session.ended().await;
+        (now() - began).as_secs()
+    };
+    let callee = async {
+        let mut frames = 0;
+        while let Ok(Some(_)) = raw.reader.next().await {
+            frames += 1;
+        }
+        frames
+    };
+    assert_eq!(tokio::join!(caller, callee), (11, 2), "a request and one cancel, and ten seconds after that");
+}

@@ -69,6 +69,23 @@ async fn a_capability_and_a_tenant_arrive_as_they_were_sent() {
     assert_eq!(session.open_exchanges(), 0);
 }
 
+/// A capability makes its frame an end, and the end of an answer, which takes no room, gives none back: after 32 events
+/// the session sent neither events nor chunks.
+#[tokio::test(start_paused = true)]
+async fn events_with_a_capability_give_their_room_back() {
+    let net = net();
+    let ((one, _, _host1), (two, clerk, _host2)) = (clerk(&net, 1), clerk(&net, 2));
+    let (id, addrs) = (two.endpoint().node_id(), two.endpoint().local_addrs());
+    let session = one.session(id, addrs, soon()).await.unwrap();
+    for number in 0..100u8 {
+        session.notify(NOTE.cap(&b"token"[..]), &[number], soon()).await.unwrap();
+    }
+    settle().await;
+    let heard = std::mem::take(&mut *clerk.heard.lock().unwrap());
+    let expected: Vec<_> = (0..100u8).map(|number| (0, "token".into(), Bytes::from(vec![number]))).collect();
+    assert_eq!(heard, expected);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_capability_has_its_own_limit_and_takes_from_that_of_the_request() {
     let net = net();
