@@ -12,6 +12,7 @@ use crate::{
     logic::{
         Contact, Key, Rtt,
         lookup::{Asked, Failure, Goal, Lead, Lookup, LookupSettings, Outcome, Reason, Step, Verdict},
+        table::Entry,
         wire::{Answer, Request},
     },
     metrics::{HEDGE_CANCELED, HEDGE_SPAWNED},
@@ -220,9 +221,13 @@ impl Node {
         out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
     }
 
-    /// What is known of the speed of a peer that somebody named.
+    /// Whom to ask when somebody names this peer. One that we know and that answers is where we know it to be: over a link
+    /// that is open it would answer under any address, and the table would take a liar's word for where it is.
     fn lead(&self, contact: Contact) -> Lead {
-        let rtt = self.buckets.look_at(&contact.id, |entry| entry.rtt).unwrap_or(Rtt::UNKNOWN);
-        Lead { contact, rtt }
+        let known = |entry: &Entry| (!entry.is_silent()).then(|| Lead::from(entry.clone()));
+        self.buckets
+            .look_at(&contact.id, known)
+            .flatten()
+            .unwrap_or_else(|| Lead { contact, rtt: Rtt::UNKNOWN })
     }
 }
