@@ -18,7 +18,7 @@ use crate::{
         Contact, Key,
         addrs::Sender,
         estimate::Region,
-        lookup::{Goal, Reason, Verdict},
+        lookup::{Failure, Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
@@ -250,9 +250,12 @@ impl Node {
                     outcomes.push(results.first().copied().unwrap_or(Outcome::Skipped));
                 }
                 Ok(_) => outcomes.push(Outcome::Unknown),
-                Err(_) => {
+                Err(failure) => {
                     outcomes.push(Outcome::Skipped);
-                    self.buckets.failed(peer).await;
+                    // Who says that it is busy is there.
+                    if failure != Failure::Busy {
+                        self.buckets.failed(peer).await;
+                    }
                 }
             }
         }
