@@ -135,8 +135,8 @@ impl Node {
 
     async fn publish_record(&self, plan: Plan, record: ProviderRecord) -> Result<Published, DhtError> {
         let request = Request::Provide { records: vec![record.encoded().clone()] };
-        self.keep_own(record.verify()?, None);
-        self.publish(plan, request).await
+        self.keep_own(record.verify()?);
+        self.publish(plan, request, false).await
     }
 
     pub(crate) async fn put(
@@ -146,19 +146,42 @@ impl Node {
         expected: Option<u64>,
     ) -> Result<Published, DhtError> {
         let put = Put { value: value.encoded().clone(), expected };
-        self.keep_own(value.verify()?, expected);
-        self.publish(plan, Request::Store { values: vec![put] }).await
+        // What we know ourselves to be old is not written where nobody knows better.
+        if let Some(held) = self.newer_than(&value, expected) {
+            return Err(DhtError::Conflict { held });
+        }
+        let (verified, deadline) = (value.verify()?, plan.deadline);
+        let published = self.publish(plan, Request::Store { values: vec![put] }, expected.is_some()).await?;
+        // Only now: a value that lost against another's must not be in the way of the next try.
+        self.keep_own(verified);
+        if let Err(error) = self.keeping.flush(deadline).await {
+            tracing::debug!(%error, "our own copy is in memory only");
+        }
+        Ok(published)
+    }
+
+    /// The number of the value that we keep ourselves, if that is in the way of this one.
+    fn newer_than(&self, value: &Value, expected: Option<u64>) -> Option<u64> {
+        let new = value.signer()?.seq;
+        let since = self.since(ron_core::now());
+        let held = self.keeping.with(|kept| kept.store.records().value(&value.key(), true, since))?;
+        let seq = Value::decode(&held).ok()?.signer()?.seq;
+        let is_in_the_way = seq >= new || expected.is_some_and(|expected| seq > expected);
+        (is_in_the_way && held != *value.encoded()).then_some(seq)
     }
 
     /// What we publish we also keep: whoever asks us first finds it.
-    fn keep_own(&self, verified: Verified, expected: Option<u64>) {
-        let here =
-            self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip);
-        self.keep(verified, &Sender { id: self.id, ip: here }, expected);
+    fn keep_own(&self, verified: Verified) {
+        self.keep(verified, &Sender { id: self.id, ip: self.here() }, None);
     }
 
-    /// Finds the peers nearest to the key and asks each of them to keep what the request says.
-    async fn publish(&self, plan: Plan, request: Request) -> Result<Published, DhtError> {
+    fn here(&self) -> IpAddr {
+        self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip)
+    }
+
+    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused where
+    /// half of them hold something else: of two writers that share their peers, at most one has more than half.
+    async fn publish(&self, plan: Plan, request: Request, is_swap: bool) -> Result<Published, DhtError> {
         let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut Nearest(key)).await;
         if verdict.reason == Reason::Canceled {
@@ -180,15 +203,16 @@ impl Node {
             tracing::debug!(%error, "our own copy is in memory only");
         }
         let kept = outcomes.iter().filter(|outcome| **outcome == Outcome::Kept).count();
-        if kept == 0 {
-            let held = outcomes.iter().filter_map(|outcome| match outcome {
-                Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
-                _ => None,
-            });
-            return Err(match held.max() {
-                Some(held) => DhtError::Conflict { held },
-                None => DhtError::NotKept { asked: peers.len() },
-            });
+        let held = outcomes.iter().filter_map(|outcome| match outcome {
+            Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
+            _ => None,
+        });
+        match held.max() {
+            Some(held) if kept == 0 || is_swap && kept * 2 <= peers.len() => {
+                return Err(DhtError::Conflict { held });
+            }
+            None if kept == 0 => return Err(DhtError::NotKept { asked: peers.len() }),
+            _ => {}
         }
         Ok(Published { kept, asked: peers.len(), is_region, verdict })
     }
@@ -394,13 +418,14 @@ struct Values {
 
 impl Values {
     fn take(&mut self, encoded: &Bytes) -> usize {
-        let seq = |value: &Value| value.signer().map_or(0, |signer| signer.seq);
+        // As holders judge: of two with the same number the greater bytes count, so that all readers agree.
+        let rank = |value: &Value| (value.signer().map_or(0, |signer| signer.seq), value.encoded().clone());
         let Ok(value) = Value::decode(encoded) else { return 0 };
         let is_mutable = value.signer().is_some();
         if is_mutable != (self.want == Want::Mutable) || value.is_about(&self.key).is_err() {
             return 0;
         }
-        if self.best.as_ref().is_some_and(|best| seq(best) >= seq(&value)) {
+        if self.best.as_ref().is_some_and(|best| rank(best) >= rank(&value)) {
             return 0;
         }
         let Ok(verified) = value.verify() else { return 0 };
