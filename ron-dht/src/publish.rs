@@ -295,7 +295,7 @@ impl Node {
         let (key, deadline, settings) = (plan.target, plan.deadline, plan.settings);
         let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
         // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
-        quest.take(self.own_providers(&key)).await;
+        quest.take(self.own_providers(&key), self.here()).await;
         let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         // Liars can spend a search's requests, and are no reason to give up where they are not.
@@ -364,8 +364,9 @@ impl Providers<'_> {
         NonZeroUsize::new(missing).map(Goal::Found)
     }
 
-    /// Checks records, away from the tasks that read links, and hands out what is new. Says how many were.
-    async fn take(&mut self, encoded: Vec<Bytes>) -> usize {
+    /// Checks records that a peer at `from` had, away from the tasks that read links, and hands out what is new, with
+    /// the addresses that such a peer may name. Says how many were.
+    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> usize {
         if encoded.is_empty() {
             return 0;
         }
@@ -386,9 +387,12 @@ impl Providers<'_> {
         let mut new = 0;
         for verified in checked {
             let Record::Provider(record) = verified.into_record() else { continue };
+            let addrs = self.node.policy.usable(record.addrs(), from);
+            if addrs.is_empty() && !record.addrs().is_empty() {
+                continue;
+            }
             new += usize::from(self.seen.insert(record.publisher(), record.seq()).is_none());
-            let provider =
-                Provider { id: record.publisher(), addrs: record.addrs().to_vec(), seq: record.seq() };
+            let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
             if self.lane.push(provider, self.deadline).await.is_err() {
                 break;
             }
@@ -403,9 +407,9 @@ impl Quest for Providers<'_> {
         Arc::new(Request::FindValue { key: self.key, want: Want::Providers, limit })
     }
 
-    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+    async fn on_answer(&mut self, from: IpAddr, answer: Answer) -> usize {
         let Answer::Found { providers, .. } = answer else { return 0 };
-        self.take(providers).await
+        self.take(providers, from).await
     }
 }
 
@@ -440,7 +444,7 @@ impl Quest for Values {
         Arc::new(Request::FindValue { key: self.key, want: self.want, limit: 1 })
     }
 
-    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+    async fn on_answer(&mut self, _: IpAddr, answer: Answer) -> usize {
         match answer {
             Answer::Found { value: Some(value), .. } => self.take(&value),
             _ => 0,

@@ -30,8 +30,9 @@ pub(crate) trait Quest: Send {
     /// The question to every peer.
     fn request(&self) -> Arc<Request>;
 
-    /// Takes what an answer brought beside closer peers. Says how much of it was new; it counts towards the goal.
-    fn on_answer(&mut self, from: &Contact, answer: Answer) -> impl Future<Output = usize> + Send;
+    /// Takes what an answer of a peer at `from` brought beside closer peers. Says how much of it was new; it counts
+    /// towards the goal.
+    fn on_answer(&mut self, from: IpAddr, answer: Answer) -> impl Future<Output = usize> + Send;
 }
 
 /// Only looks for the nearest peers.
@@ -42,7 +43,7 @@ impl Quest for Nearest {
         Arc::new(Request::FindNode { target: self.0 })
     }
 
-    async fn on_answer(&mut self, _: &Contact, _: Answer) -> usize {
+    async fn on_answer(&mut self, _: IpAddr, _: Answer) -> usize {
         0
     }
 }
@@ -134,7 +135,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 let rtt = at.saturating_sub(question.asked);
                 node.buckets.answered(&question.to, observed, rtt, false).await;
                 let closer = closer_of(&mut answer, node, &lookup, observed);
-                let found = quest.on_answer(&question.to, answer).await;
+                let found = quest.on_answer(observed, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
