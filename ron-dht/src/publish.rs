@@ -106,7 +106,7 @@ impl Node {
         let clock = self.clock();
         let seq = self.keeping.with(|kept| {
             kept.store.plan(&[key]);
-            kept.store.schedule().next_seq(&key, clock.unix_secs)
+            kept.store.next_seq(&key, &self.id, clock.unix_secs)
         });
         // From here on it is one of our keys, whatever happens to this attempt.
         self.keeping.flush(deadline).await?;
@@ -125,7 +125,7 @@ impl Node {
     pub(crate) async fn withdraw(&self, plan: Plan) -> Result<Published, DhtError> {
         let (key, clock) = (plan.target, self.clock());
         let seq = self.keeping.with(|kept| {
-            let seq = kept.store.schedule().next_seq(&key, clock.unix_secs);
+            let seq = kept.store.next_seq(&key, &self.id, clock.unix_secs);
             kept.store.unplan(&key);
             seq
         });

@@ -290,8 +290,8 @@ impl Node {
         let clock = self.clock();
         // A key that was withdrawn meanwhile is nobody's to say.
         let numbered: Vec<(Key, Option<u64>)> = self.keeping.with(|kept| {
-            let schedule = kept.store.schedule();
-            let seq = |key| schedule.contains(key).then(|| schedule.next_seq(key, clock.unix_secs));
+            let is_ours = |key: &Key| kept.store.schedule().contains(key);
+            let seq = |key| is_ours(key).then(|| kept.store.next_seq(key, &self.id, clock.unix_secs));
             keys.iter().map(|key| (*key, seq(key))).collect()
         });
         let signing = {
