@@ -226,8 +226,7 @@ impl Node {
         nearest: &[Contact],
         deadline: Deadline,
     ) -> Option<Vec<Contact>> {
-        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-        let region = self.made_up(key, &ids)?;
+        let region = self.made_up_around(key, verdict)?;
         let mut wider: Vec<Contact> = Vec::new();
         for point in region.points() {
             let found = self.look_near(point, deadline).await;
@@ -240,7 +239,7 @@ impl Node {
     }
 
     /// Where to store and look instead, if these neighbours of `key` look made up.
-    fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
+    pub(crate) fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
         if !self.settings().regions {
             return None;
         }
@@ -298,15 +297,7 @@ impl Node {
         quest.take(self.own_providers(&key), self.here()).await;
         let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
-        // Liars can spend a search's requests, and are no reason to give up where they are not.
-        let is_over = |reason| matches!(reason, Reason::Enough | Reason::Deadline | Reason::Canceled);
-        let region = match is_over(verdict.reason) {
-            true => None,
-            false => {
-                let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-                self.made_up(&key, &ids)
-            }
-        };
+        let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
         for target in region.into_iter().flat_map(|region| region.points()) {
             let Some(goal) = quest.goal() else { break };
             let plan = Plan { target, goal, settings, deadline, is_sample: false };
@@ -314,8 +305,9 @@ impl Node {
             verdict.rpcs += more.rpcs;
             verdict.hedges += more.hedges;
             verdict.hops = verdict.hops.max(more.hops);
+            let is_final = more.is_final();
             verdict.trace.extend(more.trace);
-            if is_over(more.reason) {
+            if is_final {
                 verdict.reason = more.reason;
                 break;
             }
@@ -341,8 +333,29 @@ impl Node {
                 return quest.best;
             }
         }
-        search(self, plan, &mut quest).await;
+        let Plan { target: key, goal, settings, deadline, .. } = plan;
+        let verdict = search(self, plan, &mut quest).await;
+        let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
+        for target in region.into_iter().flat_map(|region| region.points()) {
+            let plan = Plan { target, goal, settings, deadline, is_sample: false };
+            if search(self, plan, &mut quest).await.is_final() {
+                break;
+            }
+        }
         quest.best
+    }
+
+    fn made_up_around(&self, key: &Key, verdict: &Verdict) -> Option<Region> {
+        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
+        self.made_up(key, &ids)
+    }
+}
+
+impl Verdict {
+    /// Whether there is no more to be found, or no time for it. Liars can spend a search's requests, and are no reason
+    /// to give up where they are not.
+    fn is_final(&self) -> bool {
+        matches!(self.reason, Reason::Enough | Reason::Deadline | Reason::Canceled)
     }
 }
 

@@ -261,7 +261,7 @@ impl Node {
             let closest = &verdict.closest[..verdict.closest.len().min(K)];
             region.on_found(&target, closest, verdict.reason == Reason::Complete);
         }
-        let assigned = region.assign();
+        let assigned = region.assign(|key, closest| self.made_up(key, closest));
         let mut said = Said::default();
         for keys in region.keys().chunks(SIGN_AT_ONCE) {
             let (Some(first), Some(last)) = (keys.first(), keys.last()) else { continue };
