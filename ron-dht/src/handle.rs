@@ -461,7 +461,9 @@ impl Dht {
     /// other.
     ///
     /// # Errors
-    /// [`DhtError::Conflict`] when peers hold another number than expected or a newer one; else as [`put`](Self::put).
+    /// [`DhtError::Conflict`] when this node or all peers hold a newer number, or, with `expected`, half of the peers
+    /// another one: of two writers that reach the same peers at most one is not told so. Some peers may hold the value
+    /// all the same: read again, and write on top of that. Else as [`put`](Self::put).
     pub async fn put_mutable(
         &self,
         salt: &[u8],

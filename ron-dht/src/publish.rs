@@ -18,7 +18,7 @@ use crate::{
         Contact, Key,
         addrs::Sender,
         estimate::Region,
-        lookup::{Goal, Reason, Verdict},
+        lookup::{Failure, Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
@@ -106,7 +106,7 @@ impl Node {
         let clock = self.clock();
         let seq = self.keeping.with(|kept| {
             kept.store.plan(&[key]);
-            kept.store.schedule().next_seq(&key, clock.unix_secs)
+            kept.store.next_seq(&key, &self.id, clock.unix_secs)
         });
         // From here on it is one of our keys, whatever happens to this attempt.
         self.keeping.flush(deadline).await?;
@@ -125,7 +125,7 @@ impl Node {
     pub(crate) async fn withdraw(&self, plan: Plan) -> Result<Published, DhtError> {
         let (key, clock) = (plan.target, self.clock());
         let seq = self.keeping.with(|kept| {
-            let seq = kept.store.schedule().next_seq(&key, clock.unix_secs);
+            let seq = kept.store.next_seq(&key, &self.id, clock.unix_secs);
             kept.store.unplan(&key);
             seq
         });
@@ -135,8 +135,8 @@ impl Node {
 
     async fn publish_record(&self, plan: Plan, record: ProviderRecord) -> Result<Published, DhtError> {
         let request = Request::Provide { records: vec![record.encoded().clone()] };
-        self.keep_own(record.verify()?, None);
-        self.publish(plan, request).await
+        self.keep_own(record.verify()?);
+        self.publish(plan, request, false).await
     }
 
     pub(crate) async fn put(
@@ -146,19 +146,42 @@ impl Node {
         expected: Option<u64>,
     ) -> Result<Published, DhtError> {
         let put = Put { value: value.encoded().clone(), expected };
-        self.keep_own(value.verify()?, expected);
-        self.publish(plan, Request::Store { values: vec![put] }).await
+        // What we know ourselves to be old is not written where nobody knows better.
+        if let Some(held) = self.newer_than(&value, expected) {
+            return Err(DhtError::Conflict { held });
+        }
+        let (verified, deadline) = (value.verify()?, plan.deadline);
+        let published = self.publish(plan, Request::Store { values: vec![put] }, expected.is_some()).await?;
+        // Only now: a value that lost against another's must not be in the way of the next try.
+        self.keep_own(verified);
+        if let Err(error) = self.keeping.flush(deadline).await {
+            tracing::debug!(%error, "our own copy is in memory only");
+        }
+        Ok(published)
+    }
+
+    /// The number of the value that we keep ourselves, if that is in the way of this one.
+    fn newer_than(&self, value: &Value, expected: Option<u64>) -> Option<u64> {
+        let new = value.signer()?.seq;
+        let since = self.since(ron_core::now());
+        let held = self.keeping.with(|kept| kept.store.records().value(&value.key(), true, since))?;
+        let seq = Value::decode(&held).ok()?.signer()?.seq;
+        let is_in_the_way = seq >= new || expected.is_some_and(|expected| seq > expected);
+        (is_in_the_way && held != *value.encoded()).then_some(seq)
     }
 
     /// What we publish we also keep: whoever asks us first finds it.
-    fn keep_own(&self, verified: Verified, expected: Option<u64>) {
-        let here =
-            self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip);
-        self.keep(verified, &Sender { id: self.id, ip: here }, expected);
+    fn keep_own(&self, verified: Verified) {
+        self.keep(verified, &Sender { id: self.id, ip: self.here() }, None);
     }
 
-    /// Finds the peers nearest to the key and asks each of them to keep what the request says.
-    async fn publish(&self, plan: Plan, request: Request) -> Result<Published, DhtError> {
+    fn here(&self) -> IpAddr {
+        self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip)
+    }
+
+    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused where
+    /// half of them hold something else: of two writers that share their peers, at most one has more than half.
+    async fn publish(&self, plan: Plan, request: Request, is_swap: bool) -> Result<Published, DhtError> {
         let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut Nearest(key)).await;
         if verdict.reason == Reason::Canceled {
@@ -180,15 +203,16 @@ impl Node {
             tracing::debug!(%error, "our own copy is in memory only");
         }
         let kept = outcomes.iter().filter(|outcome| **outcome == Outcome::Kept).count();
-        if kept == 0 {
-            let held = outcomes.iter().filter_map(|outcome| match outcome {
-                Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
-                _ => None,
-            });
-            return Err(match held.max() {
-                Some(held) => DhtError::Conflict { held },
-                None => DhtError::NotKept { asked: peers.len() },
-            });
+        let held = outcomes.iter().filter_map(|outcome| match outcome {
+            Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
+            _ => None,
+        });
+        match held.max() {
+            Some(held) if kept == 0 || is_swap && kept * 2 <= peers.len() => {
+                return Err(DhtError::Conflict { held });
+            }
+            None if kept == 0 => return Err(DhtError::NotKept { asked: peers.len() }),
+            _ => {}
         }
         Ok(Published { kept, asked: peers.len(), is_region, verdict })
     }
@@ -202,8 +226,7 @@ impl Node {
         nearest: &[Contact],
         deadline: Deadline,
     ) -> Option<Vec<Contact>> {
-        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-        let region = self.made_up(key, &ids)?;
+        let region = self.made_up_around(key, verdict)?;
         let mut wider: Vec<Contact> = Vec::new();
         for point in region.points() {
             let found = self.look_near(point, deadline).await;
@@ -216,7 +239,7 @@ impl Node {
     }
 
     /// Where to store and look instead, if these neighbours of `key` look made up.
-    fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
+    pub(crate) fn made_up(&self, key: &Key, closest: &[NodeId]) -> Option<Region> {
         if !self.settings().regions {
             return None;
         }
@@ -250,9 +273,12 @@ impl Node {
                     outcomes.push(results.first().copied().unwrap_or(Outcome::Skipped));
                 }
                 Ok(_) => outcomes.push(Outcome::Unknown),
-                Err(_) => {
+                Err(failure) => {
                     outcomes.push(Outcome::Skipped);
-                    self.buckets.failed(peer).await;
+                    // Who says that it is busy is there.
+                    if failure != Failure::Busy {
+                        self.buckets.failed(peer).await;
+                    }
                 }
             }
         }
@@ -268,18 +294,10 @@ impl Node {
         let (key, deadline, settings) = (plan.target, plan.deadline, plan.settings);
         let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
         // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
-        quest.take(self.own_providers(&key)).await;
+        quest.take(self.own_providers(&key), self.here()).await;
         let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
-        // Liars can spend a search's requests, and are no reason to give up where they are not.
-        let is_over = |reason| matches!(reason, Reason::Enough | Reason::Deadline | Reason::Canceled);
-        let region = match is_over(verdict.reason) {
-            true => None,
-            false => {
-                let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
-                self.made_up(&key, &ids)
-            }
-        };
+        let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
         for target in region.into_iter().flat_map(|region| region.points()) {
             let Some(goal) = quest.goal() else { break };
             let plan = Plan { target, goal, settings, deadline, is_sample: false };
@@ -287,8 +305,9 @@ impl Node {
             verdict.rpcs += more.rpcs;
             verdict.hedges += more.hedges;
             verdict.hops = verdict.hops.max(more.hops);
+            let is_final = more.is_final();
             verdict.trace.extend(more.trace);
-            if is_over(more.reason) {
+            if is_final {
                 verdict.reason = more.reason;
                 break;
             }
@@ -314,8 +333,29 @@ impl Node {
                 return quest.best;
             }
         }
-        search(self, plan, &mut quest).await;
+        let Plan { target: key, goal, settings, deadline, .. } = plan;
+        let verdict = search(self, plan, &mut quest).await;
+        let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
+        for target in region.into_iter().flat_map(|region| region.points()) {
+            let plan = Plan { target, goal, settings, deadline, is_sample: false };
+            if search(self, plan, &mut quest).await.is_final() {
+                break;
+            }
+        }
         quest.best
+    }
+
+    fn made_up_around(&self, key: &Key, verdict: &Verdict) -> Option<Region> {
+        let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
+        self.made_up(key, &ids)
+    }
+}
+
+impl Verdict {
+    /// Whether there is no more to be found, or no time for it. Liars can spend a search's requests, and are no reason
+    /// to give up where they are not.
+    fn is_final(&self) -> bool {
+        matches!(self.reason, Reason::Enough | Reason::Deadline | Reason::Canceled)
     }
 }
 
@@ -337,8 +377,9 @@ impl Providers<'_> {
         NonZeroUsize::new(missing).map(Goal::Found)
     }
 
-    /// Checks records, away from the tasks that read links, and hands out what is new. Says how many were.
-    async fn take(&mut self, encoded: Vec<Bytes>) -> usize {
+    /// Checks records that a peer at `from` had, away from the tasks that read links, and hands out what is new, with
+    /// the addresses that such a peer may name. Says how many were.
+    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> usize {
         if encoded.is_empty() {
             return 0;
         }
@@ -359,9 +400,12 @@ impl Providers<'_> {
         let mut new = 0;
         for verified in checked {
             let Record::Provider(record) = verified.into_record() else { continue };
+            let addrs = self.node.policy.usable(record.addrs(), from);
+            if addrs.is_empty() && !record.addrs().is_empty() {
+                continue;
+            }
             new += usize::from(self.seen.insert(record.publisher(), record.seq()).is_none());
-            let provider =
-                Provider { id: record.publisher(), addrs: record.addrs().to_vec(), seq: record.seq() };
+            let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
             if self.lane.push(provider, self.deadline).await.is_err() {
                 break;
             }
@@ -376,9 +420,9 @@ impl Quest for Providers<'_> {
         Arc::new(Request::FindValue { key: self.key, want: Want::Providers, limit })
     }
 
-    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+    async fn on_answer(&mut self, from: IpAddr, answer: Answer) -> usize {
         let Answer::Found { providers, .. } = answer else { return 0 };
-        self.take(providers).await
+        self.take(providers, from).await
     }
 }
 
@@ -391,13 +435,14 @@ struct Values {
 
 impl Values {
     fn take(&mut self, encoded: &Bytes) -> usize {
-        let seq = |value: &Value| value.signer().map_or(0, |signer| signer.seq);
+        // As holders judge: of two with the same number the greater bytes count, so that all readers agree.
+        let rank = |value: &Value| (value.signer().map_or(0, |signer| signer.seq), value.encoded().clone());
         let Ok(value) = Value::decode(encoded) else { return 0 };
         let is_mutable = value.signer().is_some();
         if is_mutable != (self.want == Want::Mutable) || value.is_about(&self.key).is_err() {
             return 0;
         }
-        if self.best.as_ref().is_some_and(|best| seq(best) >= seq(&value)) {
+        if self.best.as_ref().is_some_and(|best| rank(best) >= rank(&value)) {
             return 0;
         }
         let Ok(verified) = value.verify() else { return 0 };
@@ -412,7 +457,7 @@ impl Quest for Values {
         Arc::new(Request::FindValue { key: self.key, want: self.want, limit: 1 })
     }
 
-    async fn on_answer(&mut self, _: &Contact, answer: Answer) -> usize {
+    async fn on_answer(&mut self, _: IpAddr, answer: Answer) -> usize {
         match answer {
             Answer::Found { value: Some(value), .. } => self.take(&value),
             _ => 0,

@@ -261,7 +261,7 @@ impl Node {
             let closest = &verdict.closest[..verdict.closest.len().min(K)];
             region.on_found(&target, closest, verdict.reason == Reason::Complete);
         }
-        let assigned = region.assign();
+        let assigned = region.assign(|key, closest| self.made_up(key, closest));
         let mut said = Said::default();
         for keys in region.keys().chunks(SIGN_AT_ONCE) {
             let (Some(first), Some(last)) = (keys.first(), keys.last()) else { continue };
@@ -290,8 +290,8 @@ impl Node {
         let clock = self.clock();
         // A key that was withdrawn meanwhile is nobody's to say.
         let numbered: Vec<(Key, Option<u64>)> = self.keeping.with(|kept| {
-            let schedule = kept.store.schedule();
-            let seq = |key| schedule.contains(key).then(|| schedule.next_seq(key, clock.unix_secs));
+            let is_ours = |key: &Key| kept.store.schedule().contains(key);
+            let seq = |key| is_ours(key).then(|| kept.store.next_seq(key, &self.id, clock.unix_secs));
             keys.iter().map(|key| (*key, seq(key))).collect()
         });
         let signing = {

@@ -12,6 +12,7 @@ use crate::{
     logic::{
         Contact, Key, Rtt,
         lookup::{Asked, Failure, Goal, Lead, Lookup, LookupSettings, Outcome, Reason, Step, Verdict},
+        table::Entry,
         wire::{Answer, Request},
     },
     metrics::{HEDGE_CANCELED, HEDGE_SPAWNED},
@@ -29,8 +30,9 @@ pub(crate) trait Quest: Send {
     /// The question to every peer.
     fn request(&self) -> Arc<Request>;
 
-    /// Takes what an answer brought beside closer peers. Says how much of it was new; it counts towards the goal.
-    fn on_answer(&mut self, from: &Contact, answer: Answer) -> impl Future<Output = usize> + Send;
+    /// Takes what an answer of a peer at `from` brought beside closer peers. Says how much of it was new; it counts
+    /// towards the goal.
+    fn on_answer(&mut self, from: IpAddr, answer: Answer) -> impl Future<Output = usize> + Send;
 }
 
 /// Only looks for the nearest peers.
@@ -41,7 +43,7 @@ impl Quest for Nearest {
         Arc::new(Request::FindNode { target: self.0 })
     }
 
-    async fn on_answer(&mut self, _: &Contact, _: Answer) -> usize {
+    async fn on_answer(&mut self, _: IpAddr, _: Answer) -> usize {
         0
     }
 }
@@ -133,7 +135,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 let rtt = at.saturating_sub(question.asked);
                 node.buckets.answered(&question.to, observed, rtt, false).await;
                 let closer = closer_of(&mut answer, node, &lookup, observed);
-                let found = quest.on_answer(&question.to, answer).await;
+                let found = quest.on_answer(observed, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
@@ -220,9 +222,13 @@ impl Node {
         out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
     }
 
-    /// What is known of the speed of a peer that somebody named.
+    /// Whom to ask when somebody names this peer. One that we know and that answers is where we know it to be: over a link
+    /// that is open it would answer under any address, and the table would take a liar's word for where it is.
     fn lead(&self, contact: Contact) -> Lead {
-        let rtt = self.buckets.look_at(&contact.id, |entry| entry.rtt).unwrap_or(Rtt::UNKNOWN);
-        Lead { contact, rtt }
+        let known = |entry: &Entry| (!entry.is_silent()).then(|| Lead::from(entry.clone()));
+        self.buckets
+            .look_at(&contact.id, known)
+            .flatten()
+            .unwrap_or_else(|| Lead { contact, rtt: Rtt::UNKNOWN })
     }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Deadline, Supervisor,
+    Deadline, NodeId, Supervisor,
     disk::Disk,
     journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Recovered, Salts, record_bytes},
 };
@@ -253,6 +253,14 @@ impl Store {
             durable.unwritten.push((UNPLANNED, entry.into()));
         }
         Some(planned)
+    }
+
+    /// The number to say a key with next: higher than any that is known, also than that of a withdrawal, which is no
+    /// longer in the schedule but which `own` keeps like any other record.
+    #[must_use]
+    pub(crate) fn next_seq(&self, key: &Key, own: &NodeId, unix_secs: u64) -> u64 {
+        let kept = self.records.provider_seq(key, own).map_or(0, |seq| seq.saturating_add(1));
+        self.schedule.next_seq(key, unix_secs).max(kept)
     }
 
     /// Notes that keys were said, each with its number.

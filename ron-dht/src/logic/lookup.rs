@@ -5,10 +5,11 @@
 //! place goes to another and the end does not wait for it, but what it says later still counts. So a dead peer costs
 //! one hedge delay and not a timeout, and no error, however fast, ends a search that somebody may still answer.
 //!
-//! Whatever peers say, a search ends: each peer is asked once, and there is a cap on requests. A peer whose referrals
-//! mostly turn out dead loses the rest of them, so that a liar spends a few of our requests and not all.
+//! Whatever peers say, a search ends: each peer is asked once, or once more if it was not where the first to name it said
+//! and somebody else says where it is, and there is a cap on requests. A peer whose referrals mostly turn out dead loses
+//! the rest of them, so that a liar spends a few of our requests and not all.
 
-use std::{cmp::Reverse, num::NonZeroUsize, time::Duration};
+use std::{cmp::Reverse, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use ron_core::{Distance, NodeId};
 
@@ -30,7 +31,7 @@ const BAD_REFERRALS: u16 = 3;
 const INFORMANTS_MIN: usize = 3;
 
 /// Candidates kept that are not asked yet. A liar names k that are all nearer than the truth: with a dozen lists the
-/// truth outlasts the liars among them until they are found out. 240 of 112 bytes are 26 KiB a search at worst.
+/// truth outlasts the liars among them until they are found out. 240 of 136 bytes are 32 KiB a search at worst.
 const UNASKED_MAX: usize = 12 * K;
 
 /// Sources remembered per candidate. Honest neighbours are named by nearly everybody, so four are enough for one of
@@ -308,9 +309,14 @@ impl Lookup {
         if now < self.deadline {
             self.set_aside(now);
         }
+        let spent = self.questions.len() >= self.requests_max();
+        if now < self.deadline && !spent {
+            if let Some(cancel) = self.look_elsewhere(now) {
+                return cancel;
+            }
+        }
         let active = self.count(Stage::Active);
         let next = self.pick();
-        let spent = self.questions.len() >= self.requests_max();
         if active == 0 && (next.is_none() || spent) && !self.hopes_for_the_silent() {
             let reason = match next {
                 Some(_) => Reason::Requests,
@@ -365,6 +371,8 @@ impl Lookup {
         let was_blamed = self.candidates[at].stage == Stage::Aside;
         if why == Failure::Busy {
             self.absolve(at);
+            // It is where it was looked for.
+            self.candidates[at].elsewhere = Elsewhere::Tried;
         }
         self.candidates[at].stage = Stage::Gone;
         self.settle(question, Outcome::Failed(why), now);
@@ -412,6 +420,27 @@ impl Lookup {
                 self.blame(at);
             }
         }
+    }
+
+    /// Whoever did not answer where the first to name it said it was is a candidate again if somebody else says that it
+    /// is elsewhere: otherwise the first to name the honest neighbours of a key, wrongly, hides them all.
+    fn look_elsewhere(&mut self, now: Duration) -> Option<Step> {
+        let mut cancel = None;
+        for at in 0..self.candidates.len() {
+            let Candidate { stage, elsewhere, contact, .. } = &mut self.candidates[at];
+            let (Stage::Aside | Stage::Gone, Elsewhere::At(addrs)) = (*stage, &*elsewhere) else { continue };
+            contact.addrs = Arc::clone(addrs);
+            let (peer, was_out) = (contact.id, *stage == Stage::Aside);
+            (*stage, *elsewhere) = (Stage::New, Elsewhere::Tried);
+            if was_out {
+                if let Some((_, question)) = self.out(&peer) {
+                    self.settle(question, Outcome::Silent, now);
+                    cancel = Some(Step::Cancel(peer));
+                    break;
+                }
+            }
+        }
+        cancel
     }
 
     /// The candidate to ask next and the path that asks it, the one with the fewest questions out first.
@@ -540,19 +569,26 @@ impl Lookup {
             return;
         }
         let distance = self.target.distance(&lead.contact.id);
-        let at = self.place(&distance).unwrap_or_else(|at| {
-            let candidate = Candidate {
-                distance,
-                contact: lead.contact,
-                rtt: lead.rtt,
-                hop,
-                paths: 0,
-                sources: [None; SOURCES_MAX],
-                stage: Stage::New,
-            };
-            self.candidates.insert(at, candidate);
-            at
-        });
+        let at = match self.place(&distance) {
+            Ok(at) => {
+                self.candidates[at].hear(&lead.contact.addrs);
+                at
+            }
+            Err(at) => {
+                let candidate = Candidate {
+                    distance,
+                    contact: lead.contact,
+                    rtt: lead.rtt,
+                    hop,
+                    paths: 0,
+                    sources: [None; SOURCES_MAX],
+                    stage: Stage::New,
+                    elsewhere: Elsewhere::Unknown,
+                };
+                self.candidates.insert(at, candidate);
+                at
+            }
+        };
         let candidate = &mut self.candidates[at];
         candidate.paths |= 1 << path;
         candidate.hop = candidate.hop.min(hop);
@@ -665,9 +701,29 @@ struct Candidate {
     /// The questions whose answers named it first; none if it is of our own table.
     sources: [Option<u16>; SOURCES_MAX],
     stage: Stage,
+    elsewhere: Elsewhere,
+}
+
+/// Where else a candidate may be than where the first to name it said.
+#[derive(Debug)]
+enum Elsewhere {
+    /// All say the same.
+    Unknown,
+    /// Somebody said so.
+    At(Arc<[SocketAddr]>),
+    /// It was looked for there, or found in the first place. Nobody is looked for a third time.
+    Tried,
 }
 
 impl Candidate {
+    /// Somebody says that it is here.
+    fn hear(&mut self, addrs: &Arc<[SocketAddr]>) {
+        let is_news = || addrs.iter().any(|addr| !self.contact.addrs.contains(addr));
+        if matches!(self.elsewhere, Elsewhere::Unknown) && self.stage != Stage::Answered && is_news() {
+            self.elsewhere = Elsewhere::At(Arc::clone(addrs));
+        }
+    }
+
     /// Nearest first, but among those with as many bits in common the fastest, and strangers last: they are equally
     /// far in every way that shortens the search.
     fn rank(&self) -> (Reverse<u32>, Duration, Distance) {
@@ -1025,6 +1081,48 @@ mod tests {
         assert!((3..=5).contains(&dead), "{dead}");
         assert!([20, 900, 901, 902].iter().all(|honest| asked.contains(honest)), "{asked:?}");
         assert_eq!(script.verdict().reason, Reason::Complete);
+    }
+
+    /// The first to name a peer decided where it was looked for: a liar that answered early named the honest neighbours
+    /// of a key with addresses where nobody was, and whoever named them rightly came too late.
+    #[test]
+    fn a_peer_is_looked_for_where_others_say_it_is_too() {
+        let at = |n, port| {
+            let addr: SocketAddr = ([9, 9, 9, 9], port).into();
+            Lead::from(Contact { id: id(n), addrs: Arc::new([addr]) })
+        };
+        for is_silent in [false, true] {
+            let mut script = Script::closest([10, 20, 30]);
+            assert_eq!(script.asks(), [10, 20, 30]);
+            script.lookup.on_answer(&id(10), [at(5, 1)], 0, ms(10));
+            assert_eq!(script.at(10).asks(), [5]);
+            script.lookup.on_answer(&id(20), [at(5, 2)], 0, ms(20));
+            script.lookup.on_answer(&id(30), [at(5, 1)], 0, ms(20));
+            assert!(script.at(20).asks().is_empty(), "it may still be where it was said to be");
+            if is_silent {
+                assert_eq!(script.at(260).lookup.poll(ms(260)), Step::Cancel(id(5)));
+            } else {
+                script.at(30).fail(5);
+            }
+            let now = script.now;
+            let Step::Ask { contact, .. } = script.lookup.poll(now) else { panic!("it is not looked for") };
+            assert_eq!(contact, at(5, 2).contact);
+            script.lookup.on_answer(&id(5), [at(10, 7)], 0, now);
+            let verdict = script.verdict();
+            assert_eq!((verdict.reason, verdict.rpcs), (Reason::Complete, 5));
+            assert_eq!(verdict.closest[0], at(5, 2).contact);
+        }
+        // Twice is enough, however many places are named.
+        let mut script = Script::closest([10, 20, 30, 40]);
+        script.asks();
+        for (port, peer) in [(1, 10), (2, 20), (3, 30)] {
+            script.lookup.on_answer(&id(peer), [at(5, port)], 0, ms(0));
+        }
+        assert_eq!(script.asks(), [5, 40]);
+        assert_eq!(script.fail(5).asks(), [5]);
+        script.fail(5);
+        script.lookup.on_answer(&id(40), [at(5, 4)], 0, ms(0));
+        assert_eq!((script.verdict().reason, script.verdict().rpcs), (Reason::Complete, 6));
     }
 
     #[test]

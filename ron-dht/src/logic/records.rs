@@ -372,6 +372,12 @@ impl Records {
         self.under(key).find(is_asked).map(|row| row.encoded.clone())
     }
 
+    /// The number of the last word of `publisher` on a key, its withdrawal included.
+    #[must_use]
+    pub fn provider_seq(&self, key: &Key, publisher: &NodeId) -> Option<u64> {
+        self.find(key, Place::Provider(*publisher)).map(|number| self.row(number).seq)
+    }
+
     /// Forgets up to `limit` records whose time has come, and says how many those were. Costs nothing when there are
     /// none; a caller that must not stand still gives a limit and comes back.
     pub fn expire(&mut self, now: Duration, limit: usize) -> usize {

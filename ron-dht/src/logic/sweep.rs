@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ron_core::{Distance, NodeId};
 
-use super::{Contact, Key};
+use super::{Contact, Key, estimate::Region as Neighbourhood};
 
 /// Nodes expected in a region, as a multiple of k. Fewer, and regions explore each other's edges; more, and a failed
 /// region repeats more.
@@ -273,14 +273,25 @@ impl Region {
         corner.halves().iter().find_map(|half| self.gap_in(half))
     }
 
-    /// For each node the keys it is to keep. Every key before the first unassigned one goes to its k closest nodes.
+    /// For each node the keys it is to keep. Every key before the first unassigned one goes to its k closest nodes; if
+    /// `made_up` says of those, the nearest first, that they are not to be trusted alone, to all that are known in the
+    /// wider neighbourhood it names. A lookup whose k closest are crowded together covers little, so around them the
+    /// honest ones were looked for as well.
     #[must_use]
-    pub fn assign(&self) -> Vec<Assigned> {
+    pub fn assign(&self, made_up: impl Fn(&Key, &[NodeId]) -> Option<Neighbourhood>) -> Vec<Assigned> {
         let nodes: Vec<&NodeId> = self.known.keys().collect();
         let mut assigned: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for key in &self.keys[..self.next] {
-            for node in closest(key, &nodes, self.k) {
-                assigned.entry(*node).or_default().push(*key);
+            let mut near: Vec<NodeId> = closest(key, &nodes, self.k).into_iter().copied().collect();
+            near.sort_unstable_by_key(|node| key.distance(node));
+            if let Some(wider) = made_up(key, &near) {
+                let new =
+                    |node: &&&NodeId| wider.holds(node) && !near[..self.k.min(near.len())].contains(node);
+                let more: Vec<NodeId> = nodes.iter().filter(new).map(|node| **node).collect();
+                near.extend(more);
+            }
+            for node in near {
+                assigned.entry(node).or_default().push(*key);
             }
         }
         assigned
@@ -397,7 +408,7 @@ mod tests {
                 lookups += 1;
                 region.on_found(&target, &network.look_up(&target), true);
             }
-            for Assigned { peer, keys } in region.assign() {
+            for Assigned { peer, keys } in region.assign(|_, _| None) {
                 for key in keys {
                     given.entry(key).or_default().push(peer.id);
                 }
@@ -496,7 +507,7 @@ mod tests {
         }
         assert_eq!(asked, FAILURES_MAX);
         assert_eq!((region.next, region.keys().len()), (0, 100));
-        assert!(region.assign().is_empty());
+        assert!(region.assign(|_, _| None).is_empty());
         assert!(sweep.next_region().is_none());
     }
 
@@ -557,7 +568,7 @@ mod tests {
                         .collect();
                     region.on_found(&target, &found, is_complete);
                 }
-                let _ = region.assign();
+                let _ = region.assign(|_, _| None);
                 }
         }
     }

@@ -4,6 +4,7 @@
 
 mod contract;
 mod finding;
+mod hostile;
 mod knobs;
 mod limits;
 mod overload;

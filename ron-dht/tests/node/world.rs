@@ -18,8 +18,8 @@ use ron_core::{
     prometheus_client::{encoding::text::encode, registry::Registry},
 };
 use ron_dht::{
-    Builder, Contact, Dht, DhtError, Key, ProviderRecord,
-    network::{Answer, Answers, Failure, Network, Outcome, Reply, Request, Sender, Served, Want},
+    Builder, Contact, Dht, DhtError, Key, ProviderRecord, Value,
+    network::{Answer, Answers, Failure, Network, Outcome, Put, Reply, Request, Sender, Served, Want},
 };
 use tokio::time::Instant;
 
@@ -46,6 +46,12 @@ struct State {
     /// What pretended peers keep.
     kept: BTreeMap<(Key, NodeId), u64>,
     records: HashMap<Key, Vec<bytes::Bytes>>,
+    values: HashMap<(Key, NodeId), Value>,
+    /// These say that they keep what they are given, and keep nothing.
+    forgetful: HashSet<NodeId>,
+    /// Whether peers name others with a port where nobody listens. They are reached all the same, as over a link that is
+    /// open.
+    misnames: bool,
     /// Where these are, if it does not follow from their ids.
     places: HashMap<NodeId, IpAddr>,
     silent: HashSet<NodeId>,
@@ -196,6 +202,29 @@ impl World {
         self.state().peers.clone()
     }
 
+    pub(crate) fn forgetful(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().forgetful.extend(peers);
+    }
+
+    pub(crate) fn misname(&self) {
+        self.state().misnames = true;
+    }
+
+    /// Has `peer` hold this record as the only provider of its key that it knows.
+    pub(crate) fn hold_record(&self, peer: NodeId, record: &ProviderRecord) {
+        let mut state = self.state();
+        state.kept.insert((record.key(), peer), record.seq());
+        state.records.entry(record.key()).or_default().push(record.encoded().clone());
+    }
+
+    pub(crate) fn hold_value(&self, peer: NodeId, value: &Value) {
+        self.state().values.insert((value.key(), peer), value.clone());
+    }
+
+    pub(crate) fn forget_values(&self) {
+        self.state().values.clear();
+    }
+
     pub(crate) fn real(&self, id: &NodeId) -> Weak<dyn Answers> {
         self.state().real[id].clone()
     }
@@ -216,8 +245,11 @@ impl World {
             state.lies = Some(rng);
             return lie;
         }
-        let closer =
-            |state: &State, key: &Key| nearest(&state.peers, key, 20, &to).iter().map(contact).collect();
+        let closer = |state: &State, key: &Key| {
+            let port = if state.misnames { 9 } else { 4710 };
+            let named = |id: &NodeId| Contact { id: *id, addrs: [SocketAddr::new(ip(id), port)].into() };
+            nearest(&state.peers, key, 20, &to).iter().map(named).collect()
+        };
         Ok(match request {
             Request::Ping { .. } => Answer::Pong,
             Request::FindNode { target } => Answer::Nodes { closer: closer(&state, target) },
@@ -228,22 +260,43 @@ impl World {
                     }
                     _ => Vec::new(),
                 };
-                Answer::Found { closer: closer(&state, key), providers, value: None }
+                let value = state.values.get(&(*key, to)).map(|value| value.encoded().clone());
+                Answer::Found { closer: closer(&state, key), providers, value }
             }
             Request::Provide { records } => {
                 let mut results = Vec::new();
                 for encoded in records {
                     let record = ProviderRecord::decode(encoded).unwrap();
                     results.push(if state.refuse_records { Outcome::Full } else { Outcome::Kept });
-                    if !state.refuse_records {
+                    if !state.refuse_records && !state.forgetful.contains(&to) {
                         state.kept.insert((record.key(), to), record.seq());
                         state.records.insert(record.key(), vec![encoded.clone()]);
                     }
                 }
                 Answer::Provided { results }
             }
-            Request::Store { values } => Answer::Stored { results: vec![Outcome::Kept; values.len()] },
+            Request::Store { values } => {
+                let results = values.iter().map(|put| state.store(to, put)).collect();
+                Answer::Stored { results }
+            }
         })
+    }
+}
+
+impl State {
+    fn store(&mut self, to: NodeId, put: &Put) -> Outcome {
+        let value = Value::decode(&put.value).unwrap();
+        let seq = |value: &Value| value.signer().map_or(0, |signer| signer.seq);
+        let held = self.values.get(&(value.key(), to)).map(seq);
+        match held {
+            Some(held) if held > seq(&value) => return Outcome::Stale { held },
+            Some(held) if put.expected.is_some_and(|expected| expected != held) => {
+                return Outcome::Conflict { held };
+            }
+            _ if self.forgetful.contains(&to) => {}
+            _ => drop(self.values.insert((value.key(), to), value)),
+        }
+        Outcome::Kept
     }
 }
 
