@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use ron_dht::{Contact, ContactError, Preset};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
@@ -29,9 +29,17 @@ pub(crate) enum ConfigError {
     /// The file is not TOML, or has an unknown key, or a value of the wrong kind.
     #[error("{origin}: {message}")]
     Parse {
-        /// The file, or the variable.
+        /// The file.
         origin: String,
         /// What is wrong, with the line.
+        message: String,
+    },
+    /// A variable is not a setting, or has a value of the wrong kind.
+    #[error("{name}: {message}; a value is written as in the file, a list as [\"...\", \"...\"]")]
+    Variable {
+        /// The variable.
+        name: String,
+        /// What is wrong.
         message: String,
     },
     /// A seed is not `ID@ADDRESS`.
@@ -50,17 +58,18 @@ pub(crate) enum ConfigError {
 /// What a flag can say.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Flags {
-    /// Where keys and records are kept.
+    /// Where keys and records are kept, one directory for each node [default: $XDG_DATA_HOME/refd or
+    /// ~/.local/share/refd].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Where other nodes reach this one. May be given several times.
-    #[arg(long, value_name = "ADDR")]
+    /// Where other nodes reach this one; port 0 takes a free one. May be given several times [default: 127.0.0.1:4710].
+    #[arg(long, value_name = "IP:PORT")]
     listen: Vec<SocketAddr>,
-    /// Where health, readiness and metrics are served.
-    #[arg(long, value_name = "ADDR")]
+    /// Where health, readiness and metrics are served; port 0 takes a free one [default: 127.0.0.1:4711].
+    #[arg(long, value_name = "IP:PORT")]
     admin: Option<SocketAddr>,
-    /// A node to begin with: NODE_ID@IP:PORT. May be given several times.
-    #[arg(long, value_name = "NODE")]
+    /// A node to begin with, as it prints itself when it starts. May be given several times.
+    #[arg(long, value_name = "NODE_ID@IP:PORT")]
     seed: Vec<String>,
 }
 
@@ -92,8 +101,10 @@ pub(crate) struct NodeSection {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct NetSection {
     /// Where to listen.
+    #[serde(deserialize_with = "addrs")]
     pub(crate) listen: Vec<SocketAddr>,
     /// Where others can reach this node, if it is elsewhere.
+    #[serde(deserialize_with = "addrs")]
     pub(crate) external: Vec<SocketAddr>,
 }
 
@@ -108,6 +119,7 @@ impl Default for NetSection {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdminSection {
     /// Where they are served.
+    #[serde(deserialize_with = "addr")]
     pub(crate) listen: SocketAddr,
 }
 
@@ -180,11 +192,17 @@ impl Config {
         };
         for (name, value) in variables {
             if let Some(key) = name.strip_prefix(PREFIX).filter(|_| !NOT_SETTINGS.contains(&&*name)) {
-                set(&mut table, key, &value);
-                table.clone().try_into::<Config>().map_err(|error: toml::de::Error| ConfigError::Parse {
-                    origin: name,
-                    message: error.message().to_owned(),
-                })?;
+                let wrong =
+                    |message: &str| ConfigError::Variable { name: name.clone(), message: message.to_owned() };
+                let key = key.to_lowercase();
+                let (section, key) = key
+                    .split_once("__")
+                    .ok_or_else(|| wrong("settings are REFD_SECTION__KEY, with two underscores between"))?;
+                set(&mut table, section, key, &value);
+                table
+                    .clone()
+                    .try_into::<Config>()
+                    .map_err(|error: toml::de::Error| wrong(error.message()))?;
             }
         }
         let mut config: Config = table.try_into().map_err(|error: toml::de::Error| ConfigError::Parse {
@@ -233,15 +251,26 @@ impl Config {
 }
 
 /// Puts a variable into its section: a bare word is text, a list is in brackets, as in the file.
-fn set(table: &mut toml::Table, key: &str, value: &str) {
-    let key = key.to_lowercase();
-    let (section, key) = key.split_once("__").unwrap_or(("", &key));
+fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
     let parsed = format!("v = {value}").parse::<toml::Table>().ok().and_then(|mut table| table.remove("v"));
     let value = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
     let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
     if let Some(section) = section.as_table_mut() {
         section.insert(key.to_owned(), value);
     }
+}
+
+/// An address that says what one looks like when it is none.
+fn addr<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse()
+        .map_err(|_| D::Error::custom(format_args!("{text:?} is not IP:PORT; names are not looked up")))
+}
+
+fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error> {
+    #[derive(Deserialize)]
+    struct Addr(#[serde(deserialize_with = "addr")] SocketAddr);
+    Ok(Vec::<Addr>::deserialize(from)?.into_iter().map(|Addr(addr)| addr).collect())
 }
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
@@ -285,6 +314,14 @@ mod tests {
         );
         let wrong = message("", &[("REFD_ADMIN__LISTEN", "here")]);
         assert!(wrong.starts_with("REFD_ADMIN__LISTEN: "), "{wrong}");
+        let bare = message("", &[("REFD_NET__LISTEN", "127.0.0.1:1")]);
+        assert!(bare.starts_with("REFD_NET__LISTEN: ") && bare.contains("a list as [\"...\""), "{bare}");
+        let name = message("", &[("REFD_LISTEN", "127.0.0.1:1")]);
+        assert!(name.starts_with("REFD_LISTEN: settings are REFD_SECTION__KEY"), "{name}");
+        for text in ["[net]\nlisten = [\"localhost:1\"]\n", "[admin]\nlisten = \"localhost:1\"\n"] {
+            let host = message(text, &[]);
+            assert!(host.contains("line 2") && host.contains("\"localhost:1\" is not IP:PORT"), "{host}");
+        }
         let section = message("", &[("REFD_NTE__LISTEN", "[]")]);
         assert!(section.contains("nte") && section.contains("net"), "{section}");
         let seed = load("[dht]\nseeds = [\"nobody\"]\n", &[], Flags::default()).unwrap_err();

@@ -11,6 +11,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ConfigError, Flags};
 
+/// What the environment can say, for `--help`.
+const VARIABLES: &str = "\
+Environment:
+  REFD_SECTION__KEY  A setting, written as in the file: REFD_DHT__PRESET=lan, REFD_NET__LISTEN='[\"127.0.0.1:4710\"]'
+  REFD_LOG           What is logged to standard error, as in `info` or `warn,ron_dht=debug` [default: warn]";
+
 /// A node in a content-addressed network.
 #[derive(Parser)]
 #[command(version, about)]
@@ -22,8 +28,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Runs a node until SIGTERM or Ctrl-C. Needs no configuration.
+    #[command(after_help = VARIABLES)]
     Run {
-        /// A file with settings; flags and `REFD_SECTION__KEY` variables win over it.
+        /// A file with settings, as `refd check-config` prints them; variables win over it, and flags over those.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         #[command(flatten)]
@@ -32,8 +39,9 @@ enum Command {
     /// Five nodes in this process show what a network of them does. Exits with 0 only if all of it held.
     Demo,
     /// Says whether a configuration is in order, and prints it with its defaults filled in.
+    #[command(after_help = VARIABLES)]
     CheckConfig {
-        /// The file.
+        /// The file with settings; without it, the defaults and the variables are printed.
         #[arg(value_name = "FILE")]
         config: Option<PathBuf>,
     },
@@ -41,7 +49,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let filter = EnvFilter::try_from_env("REFD_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    // The demo kills a node on purpose, and the warnings of that are no part of its story.
+    let quiet = if matches!(arguments.command, Command::Demo) { "error" } else { "warn" };
+    let filter = match EnvFilter::try_new(std::env::var("REFD_LOG").as_deref().unwrap_or(quiet)) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("refd: REFD_LOG: {error}"); // which repeats its cause
+            return ExitCode::FAILURE;
+        }
+    };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match perform(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,7 +76,10 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
         }
         Command::Demo => runtime()?.block_on(demo::run()),
         Command::CheckConfig { config } => {
-            print!("{}", load(config.as_deref(), Flags::default())?.to_toml());
+            let mut config = load(config.as_deref(), Flags::default())?;
+            // A path that is not text has no form in the file, and stays a default.
+            config.node.data_dir = config.data_dir().ok().filter(|dir| dir.to_str().is_some());
+            print!("{}", config.to_toml());
             Ok(())
         }
     }

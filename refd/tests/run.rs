@@ -165,12 +165,18 @@ fn what_is_wrong_with_a_configuration_is_said() {
     assert!(!run.status.success() && said.contains("preste") && said.contains("preset"), "{said}");
 
     std::fs::write(&file, "[dht]\npreset = \"lan\"\n").unwrap();
-    let check = Command::new(REFD).arg("check-config").arg(&file).output().unwrap();
+    let mut command = Command::new(REFD);
+    command.arg("check-config").arg(&file).env("XDG_DATA_HOME", dir.path());
+    let check = command.output().unwrap();
     let said = String::from_utf8(check.stdout).unwrap();
-    assert!(
-        check.status.success() && said.contains("preset = \"lan\"") && said.contains("server = true"),
-        "{said}"
-    );
+    let data_dir = format!("data_dir = {:?}", dir.path().join("refd"));
+    for setting in ["preset = \"lan\"", "server = true", &data_dir] {
+        assert!(check.status.success() && said.contains(setting), "{said}");
+    }
+
+    let check = command.env("REFD_LOG", "ron_dht=loud").output().unwrap();
+    let said = String::from_utf8(check.stderr).unwrap();
+    assert!(!check.status.success() && said.starts_with("refd: REFD_LOG: "), "{said}");
 }
 
 #[test]

@@ -203,7 +203,7 @@ pub enum JournalError {
     #[error("an earlier write or sync failed")]
     Poisoned,
     /// Someone else has this journal open.
-    #[error("the journal is open elsewhere")]
+    #[error("another process, or another handle in this one, has the journal open")]
     Locked,
     /// Acknowledged records cannot be read. Restore them, or open with [`OnDamage::Report`].
     #[error("damaged from {} to {}", damage.from, damage.to)]

@@ -33,10 +33,12 @@ pub enum DhtError {
         /// What was being done.
         op: &'static str,
     },
-    /// Nobody to ask yet: the routing table is empty. Retry when the node is ready.
-    #[error("not ready: {gate}")]
+    /// Nobody to ask, since no other node is known yet (`dht.seeds`), or the node is stopping (`dht tasks`). The first
+    /// node of a network, without seeds, says so until another comes, though it counts as ready: it has nobody to wait
+    /// for. [`Dht::joined`](crate::Dht::joined) waits.
+    #[error("not ready, {} ({gate})", if *.gate == "dht.seeds" { "no peer is known" } else { "stopping" })]
     NotReady {
-        /// Which gate of readiness is closed.
+        /// Which gate of readiness it is about.
         gate: &'static str,
     },
     /// No peer kept the record. Ask again later.

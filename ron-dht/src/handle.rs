@@ -138,7 +138,8 @@ impl Builder {
         self
     }
 
-    /// Where others can reach this node, if it is not where its endpoint listens.
+    /// Where others can reach this node, if it is not where its endpoint listens: behind a forwarded port, and whenever
+    /// the endpoint listens on `0.0.0.0` or `::`, which nobody can dial and peers do not pass on.
     #[must_use]
     pub fn external(mut self, addrs: impl IntoIterator<Item = SocketAddr>) -> Self {
         self.external.extend(addrs);
@@ -315,7 +316,7 @@ impl Dht {
         Builder::default()
     }
 
-    /// The peers nearest to `target`: a node's id, or any other key.
+    /// The peers nearest to `target`: a node's id, or any other key. Dropping the future calls the search off.
     ///
     /// # Errors
     /// [`DhtError::NotReady`] with nobody to ask, [`DhtError::Busy`] when too many searches wait. A search that is cut
@@ -423,7 +424,8 @@ impl Dht {
         }
     }
 
-    /// Takes back that this node provides `key`.
+    /// Takes back that this node provides `key`. Dropping the future ends the attempt; peers that were not told forget
+    /// the record when it expires.
     ///
     /// # Errors
     /// As [`provide`](Self::provide).
@@ -432,7 +434,9 @@ impl Dht {
         self.run("withdraw", deadline, move |node| async move { node.withdraw(plan).await }).await?
     }
 
-    /// Stores `data` under its hash, and returns that.
+    /// Stores `data` under its hash, and returns that. Peers keep it for twice [`republish`](Settings::republish), a day
+    /// by default. Unlike what is [provided](Self::provide), a value is not said again by itself: put it again in time, it
+    /// is the same value. Dropping the future ends the attempt; some peers may keep it.
     ///
     /// # Errors
     /// [`DhtError::Record`] if it is larger than 16 KiB; else as [`provide`](Self::provide).
@@ -444,7 +448,7 @@ impl Dht {
         Ok(key)
     }
 
-    /// The data whose hash is `key`.
+    /// The data whose hash is `key`. Dropping the future calls the search off.
     ///
     /// # Errors
     /// [`DhtError::NotFound`] when the peers near the key do not have it; else as [`find_node`](Self::find_node).
@@ -456,14 +460,37 @@ impl Dht {
         found.await?.map(|value| value.data().clone()).ok_or(DhtError::NotFound)
     }
 
-    /// Stores `data` under this node's key and `salt`, as number `seq`, which must grow with every change. With
-    /// `expected`, only where that number, or nothing, is held: two writers that read the same do not overwrite each
-    /// other.
+    /// Stores `data` under this node's key and `salt`, as number `seq`, which begins with 1 and must grow with every
+    /// change. With `expected`, only where that number, or nothing, is held: two writers that read the same do not
+    /// overwrite each other. As no version has number 0, `Some(0)` is for the first one. Two that write the same bytes as
+    /// the same number have written the same value, and both succeed. Kept for as long as with [`put`](Self::put);
+    /// dropping the future does the same.
+    ///
+    /// ```
+    /// # use ron_core::Deadline;
+    /// # use ron_dht::{Dht, DhtError};
+    /// /// Writes what `change` makes of the newest value, and begins again if another writer was faster.
+    /// async fn update(dht: &Dht, change: impl Fn(&[u8]) -> Vec<u8>, by: Deadline) -> Result<u64, DhtError> {
+    ///     loop {
+    ///         let (held, old) = match dht.get_mutable(&dht.public_key(), b"config", by).await {
+    ///             Ok(value) => (value.signer().map_or(0, |signer| signer.seq), value.data().to_vec()),
+    ///             Err(DhtError::NotFound) => (0, Vec::new()),
+    ///             Err(error) => return Err(error),
+    ///         };
+    ///         match dht.put_mutable(b"config", &change(&old), held + 1, Some(held), by).await {
+    ///             Ok(_) => return Ok(held + 1),
+    ///             Err(DhtError::Conflict { .. }) => {}
+    ///             Err(error) => return Err(error),
+    ///         }
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`DhtError::Conflict`] when this node or all peers hold a newer number, or, with `expected`, half of the peers
     /// another one: of two writers that reach the same peers at most one is not told so. Some peers may hold the value
-    /// all the same: read again, and write on top of that. Else as [`put`](Self::put).
+    /// all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
+    /// bytes; else as [`put`](Self::put).
     pub async fn put_mutable(
         &self,
         salt: &[u8],
@@ -480,7 +507,8 @@ impl Dht {
         Ok(key)
     }
 
-    /// The newest that the owner of `public_key` stored under `salt`, as far as the peers near it know.
+    /// The newest that the owner of `public_key` stored under `salt`, as far as the peers near it know. Its number is
+    /// `seq` of [`Value::signer`]. Dropping the future calls the search off.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -533,7 +561,8 @@ impl Dht {
     }
 
     /// Returns when the node has found others and its table is as full as a network of their number makes it. What
-    /// [`ready`](Self::ready) tells of the whole host, this tells of the node alone. Dropping the future is harmless.
+    /// [`ready`](Self::ready) tells of the whole host, this tells of the node alone. The first node of a network has joined
+    /// when the second has come. Dropping the future is harmless.
     ///
     /// # Errors
     /// [`DhtError::Timeout`], [`DhtError::Canceled`] when the node stops.

@@ -10,7 +10,11 @@
 //! | `DELETE /provide/{key}` | takes it back; with [`mutations`] |
 //!
 //! A key is 64 hex digits, or the name of some content as `b3:…` or as a CID. What is refused is answered as
-//! `application/problem+json`, see [`ron_core::http::Problem`].
+//! `application/problem+json`, see [`ron_core::http::Problem`]. `timeout_ms` is 5 000 unless given and 60 000 at most, `limit`
+//! 20 and 256.
+//!
+//! The routers are of axum 0.8 and go into any of its apps; behind a [`ron_core::http::Server`] they have its limits and
+//! deadlines too.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -319,7 +323,8 @@ impl Asked {
                         value.parse().map_err(|_| bad("limit is a number above zero"))?;
                     limit = parsed.min(const { NonZeroUsize::new(LIMIT_MAX).expect("not zero") });
                 }
-                _ => return Err(bad("an unknown parameter")),
+                _ if has_limit => return Err(bad("only limit and timeout_ms are parameters here")),
+                _ => return Err(bad("only timeout_ms is a parameter here")),
             }
         }
         let deadline = Deadline::after(timeout);

@@ -84,7 +84,7 @@ pub enum NetError {
         message: String,
     },
     /// The protocol already has a handler on this endpoint, or its name is not 1 to 255 bytes long.
-    #[error("{alpn} cannot be registered")]
+    #[error("{alpn:?} cannot be registered: it is already, or it is not 1 to 255 bytes long")]
     BadProtocol {
         /// The protocol.
         alpn: &'static str,

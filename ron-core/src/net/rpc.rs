@@ -79,8 +79,61 @@
 //! # }
 //! ```
 //!
-//! Events go over a session, `peers.session(id, addrs, soon).await?.notify(METHOD, body, soon)`, and arrive in
-//! [`Service::event`].
+//! Any other kind of refusal is [`Fault::new`] with a [`Code`](super::oap::Code).
+//!
+//! # Events, and who may
+//!
+//! Events go over a session and are not answered. They arrive in [`Service::event`] in the order sent; requests may
+//! overtake them. A capability and a tenant go with a request or an event, and it is the service that judges them:
+//!
+//! ```
+//! # use std::{sync::Arc, time::Duration};
+//! # use tokio::sync::mpsc;
+//! # use bytes::Bytes;
+//! # use ron_core::{Deadline, LaneSpec, Supervisor, net::{Endpoint, Identity}};
+//! # use ron_core::net::rpc::{Event, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service};
+//! # const LINKS: LaneSpec = LaneSpec::new("my-crate", "links", 64);
+//! # const PROTOCOL: Protocol = Protocol { alpn: "my-crate/shop/1", proto: 40_001, links: LINKS };
+//! const SOLD: Method = Method { number: 1, name: "sold" };
+//! const TAKINGS: Method = Method { number: 2, name: "takings" };
+//!
+//! struct Shop(mpsc::Sender<Bytes>);
+//!
+//! impl Service for Shop {
+//!     fn call(&self, request: Request) -> Handling {
+//!         Handling::Done(match request.method() {
+//!             2 if request.tenant() == 7 && request.cap() == "secret" => Ok(Bytes::from_static(b"plenty")),
+//!             2 => Err(Fault::forbidden("takings are for the owner")),
+//!             _ => Err(Fault::no_such_method()),
+//!         })
+//!     }
+//!
+//!     fn event(&self, event: Event) {
+//!         if event.method == SOLD.number {
+//!             let _ = self.0.try_send(event.body); // when nobody keeps up, it is lost
+//!         }
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let host = Supervisor::new("host");
+//! # let there = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(&host)?;
+//! # let (sold, mut heard) = mpsc::channel(16);
+//! # let _served = Peers::start(&there, PROTOCOL, Arc::new(Shop(sold)), PeersSettings::default(), &host)?;
+//! # let here = Endpoint::builder(Identity::generate()?).start(&host)?;
+//! # let peers = Peers::start(&here, PROTOCOL, Arc::new(()), PeersSettings::default(), &host)?;
+//! # let (id, addrs) = (there.node_id(), there.local_addrs());
+//! # let soon = Deadline::after(Duration::from_secs(2));
+//! let session = peers.session(id, addrs, soon).await?;
+//! session.notify(SOLD, b"an apple", soon).await?;
+//! assert_eq!(heard.recv().await.expect("the service runs"), "an apple");
+//! assert_eq!(session.call(TAKINGS.tenant(7).cap("secret"), b"", soon).await?, "plenty");
+//! assert!(matches!(session.call(TAKINGS, b"", soon).await, Err(RpcError::Refused { .. })));
+//! # host.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
 
 mod chunks;
 mod envelope;

@@ -106,6 +106,12 @@ impl Fault {
         Fault::new(Code::BadRequest, reason)
     }
 
+    /// What came with the request does not allow it, as far as the service knows: see [`Call`](super::Call).
+    #[must_use]
+    pub fn forbidden(reason: impl Into<Cow<'static, str>>) -> Self {
+        Fault::new(Code::Forbidden, reason)
+    }
+
     /// The protocol has no such method.
     #[must_use]
     pub fn no_such_method() -> Self {
