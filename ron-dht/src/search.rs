@@ -226,9 +226,6 @@ impl Node {
     /// that is open it would answer under any address, and the table would take a liar's word for where it is.
     fn lead(&self, contact: Contact) -> Lead {
         let known = |entry: &Entry| (!entry.is_silent()).then(|| Lead::from(entry.clone()));
-        self.buckets
-            .look_at(&contact.id, known)
-            .flatten()
-            .unwrap_or_else(|| Lead { contact, rtt: Rtt::UNKNOWN })
+        self.buckets.look_at(&contact.id, known).flatten().unwrap_or(Lead { contact, rtt: Rtt::UNKNOWN })
     }
 }
