@@ -241,5 +241,5 @@ fn a_small_request_at_work_holds_little_more_than_itself() {
         });
     });
     assert_eq!(two.shop.running.load(Ordering::SeqCst) as u64, REQUESTS);
-    assert!(used.bytes_current < 8192 * REQUESTS as i64, "{} B", used.bytes_current);
+    assert!(used.bytes_current < (16 << 10) * REQUESTS as i64, "{} B", used.bytes_current);
 }
