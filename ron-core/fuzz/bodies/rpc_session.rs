@@ -33,6 +33,8 @@ const SETTINGS: RpcSettings = RpcSettings {
     budget_max: Duration::from_secs(60),
     hello_timeout: Duration::from_secs(3),
     idle_timeout: Duration::from_secs(60),
+    read_timeout: Duration::from_secs(5),
+    write_timeout: Duration::from_secs(5),
     drain: Duration::from_secs(3),
     queued_bytes_max: 1 << 20,
     requests_bytes_max: 128 << 10,
