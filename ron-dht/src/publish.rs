@@ -291,17 +291,20 @@ impl Node {
         enough: NonZeroUsize,
         lane: Lane<Provider>,
     ) -> Verdict {
-        let (key, deadline, settings) = (plan.target, plan.deadline, plan.settings);
+        let (key, deadline) = (plan.target, plan.deadline);
         let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
         // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
         quest.take(self.own_providers(&key), self.here()).await;
         let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
-        for target in region.into_iter().flat_map(|region| region.points()) {
-            let Some(goal) = quest.goal() else { break };
-            let plan = Plan { target, goal, settings, deadline, is_sample: false };
-            let more = search(self, plan, &mut quest).await;
+        for (region, point) in
+            region.into_iter().flat_map(|region| region.points().map(move |at| (region, at)))
+        {
+            if quest.goal().is_none() {
+                break;
+            }
+            let more = self.ask_around(&region, point, &mut quest, deadline).await;
             verdict.rpcs += more.rpcs;
             verdict.hedges += more.hedges;
             verdict.hops = verdict.hops.max(more.hops);
@@ -311,6 +314,9 @@ impl Node {
                 verdict.reason = more.reason;
                 break;
             }
+        }
+        if quest.goal().is_none() {
+            verdict.reason = Reason::Enough;
         }
         verdict.found = quest.seen.len();
         verdict
@@ -333,16 +339,43 @@ impl Node {
                 return quest.best;
             }
         }
-        let Plan { target: key, goal, settings, deadline, .. } = plan;
+        let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
-        for target in region.into_iter().flat_map(|region| region.points()) {
-            let plan = Plan { target, goal, settings, deadline, is_sample: false };
-            if search(self, plan, &mut quest).await.is_final() {
+        for (region, point) in
+            region.into_iter().flat_map(|region| region.points().map(move |at| (region, at)))
+        {
+            let more = self.ask_around(&region, point, &mut quest, deadline).await;
+            if more.is_final() || want == Want::Immutable && quest.best.is_some() {
                 break;
             }
         }
         quest.best
+    }
+
+    /// Finds the nodes of a region near `point`, and asks each of them. Found by the point and not by the key: whoever is
+    /// asked about the key names its neighbours, and those are the ones to get around.
+    async fn ask_around<Q: Quest>(
+        &self,
+        region: &Region,
+        point: Key,
+        quest: &mut Q,
+        deadline: Deadline,
+    ) -> Verdict {
+        let mut verdict = self.look_near(point, deadline).await;
+        let (rpc_timeout, request) = (self.settings().rpc_timeout, quest.request());
+        let mut out = InFlight::new();
+        for peer in verdict.closest.iter().take(K).filter(|peer| region.holds(&peer.id)) {
+            let within = deadline.within(rpc_timeout);
+            out.push_boxed((), self.network().ask(peer, Arc::clone(&request), within));
+        }
+        verdict.rpcs += out.len();
+        while !out.is_empty() {
+            if let ((), Ok(reply)) = out.next().await {
+                quest.on_answer(reply.observed, reply.answer).await;
+            }
+        }
+        verdict
     }
 
     fn made_up_around(&self, key: &Key, verdict: &Verdict) -> Option<Region> {

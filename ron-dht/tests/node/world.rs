@@ -49,9 +49,6 @@ struct State {
     values: HashMap<(Key, NodeId), Value>,
     /// These say that they keep what they are given, and keep nothing.
     forgetful: HashSet<NodeId>,
-    /// Whether peers name others with a port where nobody listens. They are reached all the same, as over a link that is
-    /// open.
-    misnames: bool,
     /// Where these are, if it does not follow from their ids.
     places: HashMap<NodeId, IpAddr>,
     silent: HashSet<NodeId>,
@@ -206,10 +203,6 @@ impl World {
         self.state().forgetful.extend(peers);
     }
 
-    pub(crate) fn misname(&self) {
-        self.state().misnames = true;
-    }
-
     /// Has `peer` hold this record as the only provider of its key that it knows.
     pub(crate) fn hold_record(&self, peer: NodeId, record: &ProviderRecord) {
         let mut state = self.state();
@@ -245,11 +238,8 @@ impl World {
             state.lies = Some(rng);
             return lie;
         }
-        let closer = |state: &State, key: &Key| {
-            let port = if state.misnames { 9 } else { 4710 };
-            let named = |id: &NodeId| Contact { id: *id, addrs: [SocketAddr::new(ip(id), port)].into() };
-            nearest(&state.peers, key, 20, &to).iter().map(named).collect()
-        };
+        let closer =
+            |state: &State, key: &Key| nearest(&state.peers, key, 20, &to).iter().map(contact).collect();
         Ok(match request {
             Request::Ping { .. } => Answer::Pong,
             Request::FindNode { target } => Answer::Nodes { closer: closer(&state, target) },
