@@ -3,8 +3,9 @@
 //! An [`Identity`] is an ed25519 key; its hash is the node's name. An [`Endpoint`] listens and dials, and yields
 //! [`Link`]s: byte streams whose other end has proved its name, over TCP and TLS 1.3 with raw public keys, over QUIC
 //! with the same keys (feature `quic`), or over any other [`Transport`]. [`oap`] is the frame format that our protocols
-//! speak on them, and [`rpc`] is calls in both directions over one link per peer.
+//! speak on them, [`rpc`] is calls in both directions over one link per peer, and [`cbor`] is how what they carry is read.
 
+pub mod cbor;
 mod endpoint;
 mod error;
 mod identity;
