@@ -4,7 +4,7 @@
 //! nobody asks for the message any more.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -57,7 +57,7 @@ pub struct Kept {
 #[derive(Debug)]
 pub struct Store {
     settings: StoreSettings,
-    names: HashMap<MessageId, ()>,
+    names: HashSet<MessageId>,
     names_by_age: VecDeque<(Duration, MessageId)>,
     kept: HashMap<MessageId, Kept>,
     by_serial: BTreeMap<Serial, MessageId>,
@@ -71,7 +71,7 @@ impl Store {
     pub fn new(settings: StoreSettings) -> Self {
         Store {
             settings,
-            names: HashMap::new(),
+            names: HashSet::new(),
             names_by_age: VecDeque::new(),
             kept: HashMap::new(),
             by_serial: BTreeMap::new(),
@@ -83,12 +83,12 @@ impl Store {
     /// Whether a message of this name was here.
     #[must_use]
     pub fn knows(&self, id: &MessageId) -> bool {
-        self.names.contains_key(id)
+        self.names.contains(id)
     }
 
     /// A message was here, and need not be kept.
     pub fn note(&mut self, id: MessageId, now: Duration) {
-        if self.names.insert(id, ()).is_none() {
+        if self.names.insert(id) {
             self.names_by_age.push_back((now, id));
         }
         while let Some((at, id)) = self.names_by_age.front().copied() {

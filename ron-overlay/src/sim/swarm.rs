@@ -78,7 +78,7 @@ struct Event {
 
 enum What {
     Wake(usize),
-    Arrive { from: usize, to: usize, word: Word },
+    Arrive { from: usize, to: usize, word: Box<Word> },
     Dead { who: usize, told: usize },
 }
 
@@ -377,12 +377,12 @@ impl Swarm {
                     return;
                 }
                 self.note(from, to);
-                if let Word::Push(pushed) = &word {
+                if let Word::Push(pushed) = &*word {
                     if let Some(number) = self.by_id.get(&pushed.message.id()) {
                         self.messages[*number].copies += u64::from(!self.nodes[to].is_hostile);
                     }
                 }
-                self.nodes[to].gossip.on_word(id_of(from), word, now);
+                self.nodes[to].gossip.on_word(id_of(from), *word, now);
                 self.perform(to);
             }
             What::Dead { who, told } => {
@@ -439,7 +439,7 @@ impl Swarm {
         let last = self.links.entry((from, to)).or_default();
         *last = at.max(*last);
         let at = *last;
-        self.push(at, What::Arrive { from, to, word });
+        self.push(at, What::Arrive { from, to, word: Box::new(word) });
     }
 
     fn push(&mut self, at: Duration, what: What) {
