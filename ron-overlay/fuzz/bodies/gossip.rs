@@ -43,6 +43,7 @@ pub(crate) fn gossip(mut data: &[u8]) {
                     node.on_verdict(&message.id(), verdict, now);
                 }
                 Output::Deliver { message, .. } => {
+                    // Beyond four publishers one is forgotten, and what it says again is new.
                     let serial = *message.serial();
                     assert!(delivered.insert(serial) || delivered.len() > 4, "{serial:?} twice");
                 }

@@ -20,6 +20,9 @@ use ron_core::NodeId;
 /// A distance that says that there is no root any more.
 const RETRACTED: u32 = u32::MAX;
 
+/// Rounds that the word of a root's end may be ahead of ours, since beacons overtake each other.
+const RETRACTED_AHEAD: u32 = 2;
+
 /// Longer ways than this are not believed.
 const DISTANCE_MAX: u32 = 60_000_000;
 
@@ -188,7 +191,13 @@ impl Trees {
         }
         let distance = distance.min(DISTANCE_MAX);
         tree.heard.insert(from, Heard { round, distance, is_child: is_parent, misses });
-        if root != self.me {
+        if root == self.me {
+            // Somebody counts ahead of us, and our own rounds would be taken for old ones: overtake it.
+            if round > tree.round {
+                tree.round = round;
+                tree.own_round_at = Some(now);
+            }
+        } else {
             if is_parent && tree.parent == Some(from) {
                 // Each would wait for the other. The one nearer to the root looks again.
                 tree.parent = None;
@@ -374,6 +383,10 @@ impl Trees {
         let Some(tree) = self.trees.get_mut(&root) else { return };
         // Only the root ends its tree, and its word comes down the tree.
         if root == self.me || tree.parent != Some(from) || round <= tree.round {
+            return;
+        }
+        // A parent that ends it for long does not speak for the root, which resigns in its next round.
+        if round - tree.round > RETRACTED_AHEAD {
             return;
         }
         self.trees.remove(&root);
@@ -603,6 +616,25 @@ mod tests {
         assert_eq!(other.iter().count(), 0);
         other.on_beacon(node(0), Beacon { distance: 0, round: retracted.round - 1, ..retracted }, ms(2));
         assert_eq!(other.iter().count(), 0, "what was said before it does not bring it back");
+    }
+
+    #[test]
+    fn nobody_counts_ahead_of_the_root_or_ends_its_tree_for_long() {
+        let mut own = trees(&[(1, 10)]);
+        own.on_publish(ms(0));
+        let ahead = Beacon { root: node(0), round: 5000, distance: 1, is_parent: false };
+        own.on_beacon(node(1), ahead, ms(10));
+        let told = own.on_tick(ms(10));
+        assert_eq!(told[0].1[0].round, 5001);
+
+        let mut trees = trees(&[(1, 10)]);
+        trees.on_beacon(node(1), beacon(7, 10), ms(0));
+        trees.on_beacon(node(1), Beacon { distance: RETRACTED, ..beacon(6000, 0) }, ms(1));
+        assert_eq!(trees.iter().count(), 1);
+        trees.on_beacon(node(1), Beacon { distance: RETRACTED, ..beacon(8, 0) }, ms(2));
+        assert_eq!(trees.iter().count(), 0);
+        trees.on_beacon(node(1), beacon(9, 10), ms(3000));
+        assert_eq!(trees.iter().count(), 1, "the root lives, and its next round says so");
     }
 
     #[test]
