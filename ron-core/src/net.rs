@@ -3,7 +3,8 @@
 //! An [`Identity`] is an ed25519 key; its hash is the node's name. An [`Endpoint`] listens and dials, and yields
 //! [`Link`]s: byte streams whose other end has proved its name, over TCP and TLS 1.3 with raw public keys, over QUIC
 //! with the same keys (feature `quic`), or over any other [`Transport`]. [`oap`] is the frame format that our protocols
-//! speak on them, and [`rpc`] is calls in both directions over one link per peer: to offer or use a service, begin there.
+//! speak on them, [`cbor`] is how what they carry is read, and [`rpc`] is calls in both directions over one link per peer:
+//! to offer or use a service, begin there.
 //!
 //! It is in the feature `net`; a host needs tokio and, for what it sends, `bytes` beside it. All of it runs on the tokio
 //! runtime it is started in (with `enable_all`) and under the host's
@@ -56,6 +57,7 @@
 //! how many of each there may be, in all and from one address, is in [`EndpointSettings`]. What it can cost afterwards is
 //! up to who registered the protocol; for calls it is in [`rpc::RpcSettings`] and [`rpc::PeersSettings`].
 
+pub mod cbor;
 mod endpoint;
 mod error;
 mod identity;

@@ -3,7 +3,6 @@
 //! `now` is always the time since the node started, handed in by whoever has a clock.
 
 pub mod addrs;
-mod cbor;
 pub mod estimate;
 mod key;
 pub mod lookup;

@@ -14,13 +14,13 @@ use bytes::Bytes;
 use minicbor::{Decoder, Encoder};
 use ron_core::{
     ContentId, NodeId,
-    net::{Identity, PublicKey, Signature, SignatureError},
+    net::{
+        Identity, PublicKey, Signature, SignatureError,
+        cbor::{CborFault, read_addrs, read_array, read_bytes, read_only_map, required, write_addrs},
+    },
 };
 
-use super::{
-    Key,
-    cbor::{CborFault, read_addrs, read_array, read_bytes, read_only_map, required, write_addrs},
-};
+use super::Key;
 
 /// Bytes of the longest provider record. Eight IPv6 addresses make 356; the rest is for later versions.
 pub const PROVIDER_BYTES_MAX: usize = 1 << 10;
@@ -239,7 +239,7 @@ impl ProviderRecord {
             match field {
                 PROVIDER_KEY => key = Some(Key::from_bytes(read_array(cbor, "key")?)),
                 PROVIDER_PUBLIC_KEY => public_key = Some(read_array(cbor, "public key")?),
-                PROVIDER_ADDRS => addrs = Some(read_addrs(cbor)?),
+                PROVIDER_ADDRS => addrs = Some(read_addrs(cbor, ADDRS_MAX)?),
                 PROVIDER_SEQ => seq = Some(cbor.u64()?),
                 PROVIDER_TTL => ttl = Some(read_ttl(cbor)?),
                 PROVIDER_WITHDRAWN => is_withdrawn = Some(cbor.bool()?),

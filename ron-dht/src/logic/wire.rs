@@ -9,14 +9,16 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use minicbor::{Decoder, Encoder, data::Type, encode::Error as EncodeError};
-use ron_core::NodeId;
-
-use super::{
-    Contact, Key,
-    cbor::{
+use ron_core::{
+    NodeId,
+    net::cbor::{
         CborFault, read_addrs, read_array, read_bytes, read_list, read_map, read_only_map, read_shared_addrs,
         required, write_addrs,
     },
+};
+
+use super::{
+    Contact, Key,
     records::Inserted,
     signed::{ADDRS_MAX, PROVIDER_BYTES_MAX, RecordError, VALUE_RECORD_BYTES_MAX},
 };
@@ -329,7 +331,7 @@ impl Request {
             method::PING => {
                 let mut listening = Vec::new();
                 read_only_map(body, |key, cbor| match key {
-                    PING_ADDRS => read_addrs(cbor).map(|addrs| listening = addrs).map(|()| true),
+                    PING_ADDRS => read_addrs(cbor, ADDRS_MAX).map(|addrs| listening = addrs).map(|()| true),
                     _ => Ok(false),
                 })?;
                 Ok(Request::Ping { listening })
@@ -551,7 +553,7 @@ pub(crate) fn read_contacts(cbor: &mut Decoder<'_>, max: usize) -> Result<Vec<Co
         read_map(cbor, |key, cbor| {
             match key {
                 CONTACT_ID => id = Some(NodeId::from_bytes(read_array(cbor, "node id")?)),
-                CONTACT_ADDRS => addrs = Some(read_shared_addrs(cbor)?),
+                CONTACT_ADDRS => addrs = Some(read_shared_addrs::<ADDRS_MAX>(cbor)?),
                 _ => return Ok::<_, CborFault>(false),
             }
             Ok(true)

@@ -1,4 +1,4 @@
-//! How CBOR is read here: maps of definite length with ascending integer keys, every count checked before anything
+//! How the family reads CBOR: maps of definite length with ascending integer keys, every count checked before anything
 //! is allocated for it.
 //!
 //! A key that is not known is skipped with its value, so that a later version may say more. What is skipped is held
@@ -12,9 +12,7 @@ use std::{
 
 use minicbor::{Decoder, Encoder, data::Type};
 
-use super::signed::ADDRS_MAX;
-
-/// Entries of the largest map. The largest that is written has six; the rest is for later versions.
+/// Entries of the largest map. Those that are written have ten at most; the rest is for later versions.
 const KEYS_MAX: u64 = 64;
 
 /// How deep an unknown value may nest.
@@ -22,15 +20,24 @@ const DEPTH_MAX: u32 = 8;
 
 /// What is wrong with some CBOR, before anybody asks what it means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CborFault {
+pub enum CborFault {
     /// Not the form described above.
     Malformed,
     /// More of something than there may be.
-    TooMany { what: &'static str },
+    TooMany {
+        /// Of what.
+        what: &'static str,
+    },
     /// An entry that every map of this kind has is not there.
-    Missing { key: u64 },
+    Missing {
+        /// Its key.
+        key: u64,
+    },
     /// A value that its key does not allow.
-    OutOfRange { what: &'static str },
+    OutOfRange {
+        /// Which value.
+        what: &'static str,
+    },
 }
 
 impl From<minicbor::decode::Error> for CborFault {
@@ -40,7 +47,10 @@ impl From<minicbor::decode::Error> for CborFault {
 }
 
 /// Reads one map and calls `entry` with each key; it answers whether it knew the key and read the value.
-pub(crate) fn read_map<'b, E: From<CborFault>>(
+///
+/// # Errors
+/// A [`CborFault`], or what `entry` says.
+pub fn read_map<'b, E: From<CborFault>>(
     cbor: &mut Decoder<'b>,
     mut entry: impl FnMut(u64, &mut Decoder<'b>) -> Result<bool, E>,
 ) -> Result<(), E> {
@@ -61,7 +71,10 @@ pub(crate) fn read_map<'b, E: From<CborFault>>(
 }
 
 /// Reads bytes that are one map and nothing else.
-pub(crate) fn read_only_map<'b, E: From<CborFault>>(
+///
+/// # Errors
+/// A [`CborFault`], or what `entry` says.
+pub fn read_only_map<'b, E: From<CborFault>>(
     bytes: &'b [u8],
     entry: impl FnMut(u64, &mut Decoder<'b>) -> Result<bool, E>,
 ) -> Result<(), E> {
@@ -82,7 +95,10 @@ fn read_map_len(cbor: &mut Decoder<'_>) -> Result<u64, CborFault> {
 }
 
 /// Reads a list of at most `max` items, each by `item`.
-pub(crate) fn read_list<'b, T, E: From<CborFault>>(
+///
+/// # Errors
+/// A [`CborFault`], or what `item` says.
+pub fn read_list<'b, T, E: From<CborFault>>(
     cbor: &mut Decoder<'b>,
     (what, max): (&'static str, usize),
     mut item: impl FnMut(&mut Decoder<'b>) -> Result<T, E>,
@@ -102,7 +118,10 @@ fn read_list_len(cbor: &mut Decoder<'_>, (what, max): (&'static str, usize)) -> 
 }
 
 /// Reads a byte string of at most `max` bytes, where it lies.
-pub(crate) fn read_bytes<'b>(
+///
+/// # Errors
+/// A [`CborFault`].
+pub fn read_bytes<'b>(
     cbor: &mut Decoder<'b>,
     (what, max): (&'static str, usize),
 ) -> Result<&'b [u8], CborFault> {
@@ -114,20 +133,26 @@ pub(crate) fn read_bytes<'b>(
 }
 
 /// Reads a byte string of exactly this length.
-pub(crate) fn read_array<const N: usize>(
-    cbor: &mut Decoder<'_>,
-    what: &'static str,
-) -> Result<[u8; N], CborFault> {
+///
+/// # Errors
+/// A [`CborFault`].
+pub fn read_array<const N: usize>(cbor: &mut Decoder<'_>, what: &'static str) -> Result<[u8; N], CborFault> {
     cbor.bytes()?.try_into().map_err(|_| CborFault::OutOfRange { what })
 }
 
 /// The value of a key that must be there.
-pub(crate) fn required<T>(value: Option<T>, key: u64) -> Result<T, CborFault> {
+///
+/// # Errors
+/// [`CborFault::Missing`].
+pub fn required<T>(value: Option<T>, key: u64) -> Result<T, CborFault> {
     value.ok_or(CborFault::Missing { key })
 }
 
 /// Writes addresses as byte strings: 4 or 16 bytes and the port.
-pub(crate) fn write_addrs<W: minicbor::encode::Write>(
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_addrs<W: minicbor::encode::Write>(
     cbor: &mut Encoder<W>,
     addrs: &[SocketAddr],
 ) -> Result<(), minicbor::encode::Error<W::Error>> {
@@ -150,16 +175,23 @@ pub(crate) fn write_addrs<W: minicbor::encode::Write>(
     Ok(())
 }
 
-/// Reads what [`write_addrs`] writes. An IPv4 address in IPv6 clothes is taken out of them, so that no filter is
-/// fooled by a second spelling.
-pub(crate) fn read_addrs(cbor: &mut Decoder<'_>) -> Result<Vec<SocketAddr>, CborFault> {
-    read_list(cbor, ("addresses", ADDRS_MAX), read_addr)
+/// Reads what [`write_addrs`] writes, at most `max` of them. An IPv4 address in IPv6 clothes is taken out of them, so that
+/// no filter is fooled by a second spelling.
+///
+/// # Errors
+/// A [`CborFault`].
+pub fn read_addrs(cbor: &mut Decoder<'_>, max: usize) -> Result<Vec<SocketAddr>, CborFault> {
+    read_list(cbor, ("addresses", max), read_addr)
 }
 
-/// [`read_addrs`] straight to where they are shared: an answer names twenty peers, and twenty answers make a search.
-pub(crate) fn read_shared_addrs(cbor: &mut Decoder<'_>) -> Result<Arc<[SocketAddr]>, CborFault> {
-    let mut addrs = [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0); ADDRS_MAX];
-    let count = read_list_len(cbor, ("addresses", ADDRS_MAX))?;
+/// [`read_addrs`] straight to where they are shared, at most `MAX` of them: an answer names twenty peers, and twenty
+/// answers make a search.
+///
+/// # Errors
+/// A [`CborFault`].
+pub fn read_shared_addrs<const MAX: usize>(cbor: &mut Decoder<'_>) -> Result<Arc<[SocketAddr]>, CborFault> {
+    let mut addrs = [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0); MAX];
+    let count = read_list_len(cbor, ("addresses", MAX))?;
     for addr in &mut addrs[..count] {
         *addr = read_addr(cbor)?;
     }
@@ -204,7 +236,7 @@ fn skip(cbor: &mut Decoder<'_>, depth: u32) -> Result<(), CborFault> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ron_loom)))]
 mod tests {
     use super::*;
 
@@ -245,6 +277,6 @@ mod tests {
         let mut sly = vec![0x81, 0x52];
         sly.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1, 0, 80]);
         let plain = "127.0.0.1:80".parse().unwrap();
-        assert_eq!(read_addrs(&mut Decoder::new(&sly)), Ok(vec![plain]));
+        assert_eq!(read_addrs(&mut Decoder::new(&sly), 8), Ok(vec![plain]));
     }
 }

@@ -1,0 +1,160 @@
+//! The way of a message: in, past the checks, out to subscribers and on to others.
+
+use std::time::Duration;
+
+use ron_core::NodeId;
+
+use super::{
+    super::{
+        message::{Message, MessageId},
+        publishers::Freshness,
+        store::Kept,
+    },
+    Gossip, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
+};
+
+/// Announcements to one neighbour that wait at most. More are dropped: a digest finds what is missed.
+const ANNOUNCE_MAX: usize = 4096;
+
+impl Gossip {
+    /// Publishes a message of ours, made with [`next_serial`](Self::next_serial).
+    pub fn publish(&mut self, message: Message, now: Duration) {
+        debug_assert_eq!((message.serial().publisher, message.serial().seq), (self.me, self.seq + 1));
+        (self.seq, self.since) = (message.serial().seq, message.serial().since);
+        self.trees.on_publish(now);
+        let tree = self.trees.choose(now).unwrap_or(self.me);
+        let pushed = Pushed { tree, hops: 0, is_repair: false, message };
+        self.accept(self.me, pushed, &[], now);
+    }
+
+    pub(super) fn on_push(&mut self, from: NodeId, pushed: Pushed, now: Duration) {
+        self.counts.received += 1;
+        let id = pushed.message.id();
+        self.note_holder(from, &id);
+        if self.store.knows(&id) {
+            self.on_duplicate(from, &id, &pushed, now);
+            return;
+        }
+        if let Some(unchecked) = self.unchecked.get_mut(&id) {
+            self.counts.duplicates += 1;
+            if !unchecked.holders.contains(&from) {
+                unchecked.holders.push(from);
+            }
+            return;
+        }
+        let is_stale = self.publishers.freshness(pushed.message.serial()) != Freshness::New;
+        if is_stale || pushed.hops > self.settings.hops_max || pushed.message.serial().publisher == self.me {
+            self.counts.stale += 1;
+            return;
+        }
+        if self.unchecked.len() >= self.settings.unchecked_max {
+            self.counts.unchecked_shed += 1;
+            return;
+        }
+        let message = pushed.message.clone();
+        self.unchecked.insert(id, Unchecked { from, pushed, holders: Vec::new() });
+        self.outputs.push_back(Output::Check { from, message });
+    }
+
+    /// The host has looked at a message.
+    pub fn on_verdict(&mut self, id: &MessageId, verdict: Verdict, now: Duration) {
+        let Some(Unchecked { from, pushed, holders }) = self.unchecked.remove(id) else { return };
+        match verdict {
+            Verdict::Accept => self.accept(from, pushed, &holders, now),
+            Verdict::Ignore => {
+                self.store.note(*id, now);
+                self.publishers.on_message(pushed.message.serial(), now);
+                self.forget_missing(id);
+            }
+            Verdict::Reject => {
+                self.store.note(*id, now);
+                self.forget_missing(id);
+                self.offend(from, Offence::Invalid);
+            }
+            Verdict::Forged => self.offend(from, Offence::Invalid),
+            Verdict::Shed => self.counts.unchecked_shed += 1,
+        }
+    }
+
+    /// A good message is here for the first time.
+    fn accept(&mut self, from: NodeId, pushed: Pushed, holders: &[NodeId], now: Duration) {
+        let serial = *pushed.message.serial();
+        // A publisher may have given one number twice, and the other one was first.
+        if self.publishers.freshness(&serial) != Freshness::New {
+            self.counts.stale += 1;
+            return;
+        }
+        let id = pushed.message.id();
+        self.last_message = Some(now);
+        self.publishers.on_message(&serial, now);
+        self.drain_gaps();
+        self.trees.on_used(&pushed.tree, now);
+        let sources = self.learn_from_arrival(from, &pushed, now);
+        if pushed.is_repair {
+            self.counts.repaired += 1;
+        }
+        let kept = Kept { message: pushed.message.clone(), tree: pushed.tree, hops: pushed.hops };
+        self.store.keep(kept, now);
+        if from != self.me {
+            self.outputs.push_back(Output::Deliver { message: pushed.message.clone(), hops: pushed.hops });
+        }
+        let has_it = |peer: &NodeId| *peer == from || holders.contains(peer) || sources.contains(peer);
+        let others: Vec<NodeId> = self.links.keys().filter(|peer| !has_it(peer)).copied().collect();
+        self.relay(id, pushed, &others, now);
+    }
+
+    fn relay(&mut self, id: MessageId, pushed: Pushed, others: &[NodeId], now: Duration) {
+        let Pushed { tree, hops, is_repair, message } = pushed;
+        if hops >= self.settings.hops_max {
+            self.counts.stale += 1;
+            return;
+        }
+        let mut copies = 0;
+        for peer in others {
+            let is_pushed =
+                !is_repair && copies < self.settings.relay_fanout && self.trees.is_eager(&tree, peer, now);
+            if is_pushed {
+                copies += 1;
+                let message = message.clone();
+                self.send(*peer, Word::Push(Pushed { tree, hops: hops + 1, is_repair, message }));
+            } else if let Some(link) =
+                self.links.get_mut(peer).filter(|link| link.announce.len() < ANNOUNCE_MAX)
+            {
+                link.announce.push((tree, id));
+                self.announce_at.get_or_insert(now + self.settings.announce_after);
+            }
+        }
+    }
+
+    /// Sends the announcements that have gathered.
+    pub(super) fn announce(&mut self) {
+        self.announce_at = None;
+        let mut out = Vec::new();
+        for (peer, link) in &mut self.links {
+            let mut waiting = std::mem::take(&mut link.announce);
+            waiting.sort_by_key(|(tree, _)| *tree);
+            for part in waiting.chunks(IDS_MAX) {
+                let by_tree = part.chunk_by(|one, next| one.0 == next.0);
+                let haves = by_tree.map(|ids| (ids[0].0, ids.iter().map(|(_, id)| *id).collect())).collect();
+                out.push((*peer, Word::Have(haves)));
+            }
+        }
+        out.into_iter().for_each(|(to, word)| self.send(to, word));
+    }
+
+    /// `peer` has this message, so it need not be told.
+    pub(super) fn note_holder(&mut self, peer: NodeId, id: &MessageId) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.announce.retain(|(_, waiting)| waiting != id);
+        }
+    }
+
+    fn on_duplicate(&mut self, from: NodeId, id: &MessageId, pushed: &Pushed, now: Duration) {
+        self.counts.duplicates += 1;
+        self.learn_from_duplicate(from, id, &pushed.tree, now);
+        // It pushes to us and is neither parent nor child: it does not know how we stand.
+        if !self.trees.is_eager(&pushed.tree, &from, now) {
+            self.trees.owe(from, pushed.tree, now);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Single nodes, spoken to by hand. Whole networks are in `tests/swarm.rs`.
+
+use bytes::Bytes;
+
+use super::{super::message::TopicId, *};
+
+fn id(number: u8) -> NodeId {
+    NodeId::from_bytes([number; 32])
+}
+
+fn contact(number: u8) -> Contact {
+    Contact { id: id(number), addrs: [].into() }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A node whose neighbours are 1, 2 and 3.
+fn node(settings: GossipSettings) -> Gossip {
+    let mut gossip = Gossip::new(contact(0), settings, 0, 7);
+    for number in 1..4 {
+        gossip.on_word(
+            id(number),
+            Word::View(ViewMessage::Ask { me: contact(number), is_urgent: false }),
+            ms(0),
+        );
+    }
+    outputs(&mut gossip);
+    gossip
+}
+
+fn outputs(gossip: &mut Gossip) -> Vec<Output> {
+    std::iter::from_fn(|| gossip.poll()).collect()
+}
+
+fn message(publisher: u8, seq: u64) -> Message {
+    let serial = Serial { publisher: id(publisher), since: 5, seq };
+    Message::unsigned(&TopicId::of("news"), serial, Bytes::from_static(b"hello"))
+}
+
+fn push(message: Message) -> Word {
+    Word::Push(Pushed { tree: id(9), hops: 1, is_repair: false, message })
+}
+
+fn accept_all(gossip: &mut Gossip, now: Duration) -> Vec<Output> {
+    let mut all = Vec::new();
+    while let Some(output) = gossip.poll() {
+        if let Output::Check { message, .. } = &output {
+            gossip.on_verdict(&message.id(), Verdict::Accept, now);
+        }
+        all.push(output);
+    }
+    all
+}
+
+fn sent(outputs: &[Output], to: u8, is: impl Fn(&Word) -> bool) -> usize {
+    let matches = |output: &&Output| matches!(output, Output::Send { to: contact, word } if contact.id == id(to) && is(word));
+    outputs.iter().filter(matches).count()
+}
+
+fn deliveries(outputs: &[Output]) -> usize {
+    outputs.iter().filter(|output| matches!(output, Output::Deliver { .. })).count()
+}
+
+#[test]
+fn a_flood_of_duplicates_is_one_delivery_and_one_check() {
+    let mut gossip = node(GossipSettings::default());
+    let (mut checks, mut delivered) = (0, 0);
+    for number in 0..100_000_u64 {
+        gossip.on_word(id(1 + (number % 3) as u8), push(message(8, 1)), ms(number / 100));
+        let outputs = accept_all(&mut gossip, ms(number / 100));
+        checks += outputs.iter().filter(|output| matches!(output, Output::Check { .. })).count();
+        delivered += deliveries(&outputs);
+    }
+    assert_eq!((checks, delivered), (1, 1));
+    assert_eq!(gossip.counts().duplicates, 99_999);
+    assert_eq!(gossip.store.bytes(), 5 + 256);
+}
+
+#[test]
+fn a_forged_copy_does_not_keep_the_true_one_away() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    outputs(&mut gossip);
+    gossip.on_verdict(&message(8, 1).id(), Verdict::Forged, ms(1));
+    let offence = Output::Offence { peer: id(1), offence: Offence::Invalid };
+    assert_eq!(outputs(&mut gossip), [offence]);
+    gossip.on_word(id(2), push(message(8, 1)), ms(2));
+    assert_eq!(deliveries(&accept_all(&mut gossip, ms(2))), 1);
+}
+
+#[test]
+fn what_is_rejected_is_not_looked_at_again_and_not_relayed() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    outputs(&mut gossip);
+    gossip.on_verdict(&message(8, 1).id(), Verdict::Reject, ms(1));
+    assert_eq!(outputs(&mut gossip).len(), 1);
+    gossip.on_word(id(2), push(message(8, 1)), ms(2));
+    gossip.on_tick(ms(100));
+    let outputs = outputs(&mut gossip);
+    assert!(outputs.iter().all(|output| !matches!(output, Output::Check { .. } | Output::Deliver { .. })));
+    assert_eq!(sent(&outputs, 3, |word| matches!(word, Word::Push(_) | Word::Have(_))), 0);
+}
+
+#[test]
+fn an_announcement_that_nothing_follows_is_asked_for_and_then_elsewhere() {
+    let mut gossip = node(GossipSettings::default());
+    let name = message(8, 1).id();
+    gossip.on_word(id(1), Word::Have(vec![(id(9), vec![name])]), ms(0));
+    gossip.on_word(id(2), Word::Have(vec![(id(9), vec![name])]), ms(10));
+    let wants = |outputs: &[Output], to| sent(outputs, to, |word| *word == Word::Want(vec![name]));
+    gossip.on_tick(ms(249));
+    let early = outputs(&mut gossip);
+    assert_eq!((wants(&early, 1), wants(&early, 2)), (0, 0));
+    gossip.on_tick(ms(250));
+    let first = outputs(&mut gossip);
+    assert_eq!(wants(&first, 1) + wants(&first, 2), 1);
+    let asked = if wants(&first, 1) == 1 { 1 } else { 2 };
+    gossip.on_tick(ms(2000));
+    let second = outputs(&mut gossip);
+    assert_eq!(wants(&second, 3 - asked), 1);
+    assert!(second.contains(&Output::Offence { peer: id(asked), offence: Offence::Late }));
+}
+
+#[test]
+fn announcements_without_end_are_spam_and_memory_stays() {
+    let mut gossip = node(GossipSettings { missing_max: 100, ..GossipSettings::default() });
+    for number in 0..50_u8 {
+        let ids = (0..100)
+            .map(|place| MessageId::from_bytes([number, place, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        gossip.on_word(id(1), Word::Have(vec![(id(9), ids.collect())]), ms(0));
+    }
+    assert_eq!((gossip.missing.len(), gossip.due.len()), (100, 100));
+    assert_eq!(outputs(&mut gossip).len(), 49);
+}
+
+#[test]
+fn who_asks_too_much_is_sent_no_more_for_a_second() {
+    let mut gossip = node(GossipSettings { burst_budget_frames: 10, ..GossipSettings::default() });
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    accept_all(&mut gossip, ms(0));
+    let want = Word::Want(vec![message(8, 1).id()]);
+    let mut pushed = 0;
+    for at in [0, 500, 999] {
+        for _ in 0..10 {
+            gossip.on_word(id(2), want.clone(), ms(at));
+        }
+        pushed += sent(&outputs(&mut gossip), 2, |word| matches!(word, Word::Push(_)));
+    }
+    assert_eq!((pushed, gossip.counts().over_budget), (10, 20));
+    gossip.on_word(id(2), want, ms(1000));
+    assert_eq!(sent(&outputs(&mut gossip), 2, |word| matches!(word, Word::Push(_))), 1);
+}
+
+#[test]
+fn a_message_ends_after_its_hops() {
+    let mut gossip = node(GossipSettings { hops_max: 3, ..GossipSettings::default() });
+    let far =
+        |hops, seq| Word::Push(Pushed { tree: id(9), hops, is_repair: false, message: message(8, seq) });
+    gossip.on_word(id(1), far(2, 1), ms(0));
+    assert_eq!(sent(&accept_all(&mut gossip, ms(0)), 2, |word| matches!(word, Word::Push(_))), 1);
+    gossip.on_word(id(1), far(3, 2), ms(0));
+    let last = accept_all(&mut gossip, ms(0));
+    assert_eq!((deliveries(&last), sent(&last, 2, |word| matches!(word, Word::Push(_)))), (1, 0));
+    gossip.on_word(id(1), far(4, 3), ms(0));
+    assert_eq!(outputs(&mut gossip), []);
+}
+
+#[test]
+fn fanout_bounds_the_copies_and_the_rest_is_announced() {
+    let mut gossip = node(GossipSettings { relay_fanout: 1, ..GossipSettings::default() });
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    let now = accept_all(&mut gossip, ms(0));
+    let pushes: usize = (1..4).map(|to| sent(&now, to, |word| matches!(word, Word::Push(_)))).sum();
+    gossip.on_tick(ms(20));
+    let later = outputs(&mut gossip);
+    let haves: usize = (1..4).map(|to| sent(&later, to, |word| matches!(word, Word::Have(_)))).sum();
+    assert_eq!((pushes, haves), (1, 1));
+}
+
+#[test]
+fn a_silent_neighbour_is_none_any_more() {
+    let mut gossip = node(GossipSettings::default());
+    let mut now = ms(0);
+    while now < ms(10_000) {
+        now = gossip.wake_at().max(now + ms(1));
+        gossip.on_tick(now);
+        gossip.on_word(id(1), Word::Ping(1), now);
+    }
+    assert_eq!(gossip.neighbours().map(|peer| peer.id).collect::<Vec<_>>(), [id(1)]);
+    let outputs = outputs(&mut gossip);
+    assert!(outputs.contains(&Output::Down(id(2))));
+    assert!(outputs.contains(&Output::Offence { peer: id(3), offence: Offence::Silent }));
+}
+
+#[test]
+fn checks_that_wait_are_bounded_and_what_is_shed_may_come_again() {
+    let mut gossip = node(GossipSettings { unchecked_max: 2, ..GossipSettings::default() });
+    for seq in 1..4 {
+        gossip.on_word(id(1), push(message(8, seq)), ms(0));
+    }
+    assert_eq!((outputs(&mut gossip).len(), gossip.counts().unchecked_shed), (2, 1));
+    gossip.on_verdict(&message(8, 1).id(), Verdict::Shed, ms(1));
+    gossip.on_word(id(2), push(message(8, 1)), ms(2));
+    assert_eq!(outputs(&mut gossip).len(), 1);
+}

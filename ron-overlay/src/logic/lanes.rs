@@ -1,0 +1,275 @@
+//! What waits to be sent to one peer, and in which order it goes.
+//!
+//! Control goes before gossip, and gossip before bulk, except that one in sixteen is of bulk if there is any: what
+//! repairs losses must not starve under what causes them. Within a class, topics take turns by bytes (deficit round
+//! robin), so that a topic with large messages does not slow one with small ones. Each class has room for so many
+//! frames, and all together for so many bytes; what does not fit is refused, or takes the place of the oldest of its
+//! own topic.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{gossip::Class, message::TopicId};
+
+/// What each topic may send before the next has its turn, in bytes. About one chunk, so that a turn is never wasted.
+const QUANTUM: usize = 64 << 10;
+
+/// One in so many frames is of bulk.
+const BULK_ONE_IN: u32 = 16;
+
+/// What happens to a frame that finds no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overflow {
+    /// It is refused, which keeps what waits young.
+    #[default]
+    RejectNewest,
+    /// It takes the place of the oldest of its own topic and class.
+    ShedOldest,
+}
+
+/// What was done with a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pushed<T> {
+    /// It waits.
+    Queued,
+    /// It waits, and these do not any more.
+    Shed(Vec<T>),
+    /// There is no room for it.
+    Full(T),
+}
+
+/// The queues to one peer.
+#[derive(Debug)]
+pub struct Lanes<T> {
+    frames_max: usize,
+    bytes_max: usize,
+    bytes: usize,
+    classes: [Fair<T>; 3],
+    since_bulk: u32,
+}
+
+#[derive(Debug)]
+struct Fair<T> {
+    queues: BTreeMap<TopicId, Queue<T>>,
+    /// Topics that have something, in the order of their turns.
+    turns: VecDeque<TopicId>,
+    frames: usize,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    frames: VecDeque<(usize, T)>,
+    deficit: usize,
+}
+
+impl<T> Lanes<T> {
+    /// Empty queues with room for so many frames in each class, and so many bytes in all.
+    #[must_use]
+    pub fn new(frames_max: usize, bytes_max: usize) -> Self {
+        let fair = || Fair { queues: BTreeMap::new(), turns: VecDeque::new(), frames: 0 };
+        Lanes { frames_max, bytes_max, bytes: 0, classes: [fair(), fair(), fair()], since_bulk: 0 }
+    }
+
+    /// Queues a frame of so many bytes.
+    pub fn push(
+        &mut self,
+        class: Class,
+        topic: TopicId,
+        bytes: usize,
+        frame: T,
+        overflow: Overflow,
+    ) -> Pushed<T> {
+        let mut shed = Vec::new();
+        while !self.has_room(class, bytes) {
+            let oldest = match overflow {
+                Overflow::RejectNewest => None,
+                Overflow::ShedOldest => self.classes[class as usize].drop_oldest(&topic),
+            };
+            let Some((gone, oldest)) = oldest else {
+                // What was shed for nothing is still shed; it cannot be more than one frame's worth of bytes.
+                return if shed.is_empty() { Pushed::Full(frame) } else { Pushed::Shed(with(shed, frame)) };
+            };
+            self.bytes -= gone;
+            shed.push(oldest);
+        }
+        self.bytes += bytes;
+        self.classes[class as usize].push(topic, bytes, frame);
+        if shed.is_empty() { Pushed::Queued } else { Pushed::Shed(shed) }
+    }
+
+    /// The next frame to send.
+    pub fn pop(&mut self) -> Option<T> {
+        let [control, gossip, bulk] = &mut self.classes;
+        let is_bulk_due = self.since_bulk + 1 >= BULK_ONE_IN && bulk.frames > 0;
+        let popped = if let Some(popped) = control.pop() {
+            Some(popped)
+        } else if is_bulk_due {
+            self.since_bulk = 0;
+            bulk.pop()
+        } else if let Some(popped) = gossip.pop() {
+            self.since_bulk += 1;
+            Some(popped)
+        } else {
+            self.since_bulk = 0;
+            bulk.pop()
+        };
+        let (bytes, frame) = popped?;
+        self.bytes -= bytes;
+        Some(frame)
+    }
+
+    /// Frames that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.classes.iter().map(|class| class.frames).sum()
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that wait.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a frame of so many bytes fits.
+    #[must_use]
+    pub fn has_room(&self, class: Class, bytes: usize) -> bool {
+        self.classes[class as usize].frames < self.frames_max && self.bytes + bytes <= self.bytes_max
+    }
+}
+
+fn with<T>(mut shed: Vec<T>, frame: T) -> Vec<T> {
+    shed.push(frame);
+    shed
+}
+
+impl<T> Fair<T> {
+    fn push(&mut self, topic: TopicId, bytes: usize, frame: T) {
+        let queue = self.queues.entry(topic).or_insert_with(|| {
+            self.turns.push_back(topic);
+            Queue { frames: VecDeque::new(), deficit: 0 }
+        });
+        queue.frames.push_back((bytes, frame));
+        self.frames += 1;
+    }
+
+    fn pop(&mut self) -> Option<(usize, T)> {
+        loop {
+            let topic = *self.turns.front()?;
+            let queue = self.queues.get_mut(&topic).expect("those with turns have queues");
+            let bytes = queue.frames.front().map(|(bytes, _)| *bytes).expect("those with turns have frames");
+            if queue.deficit < bytes {
+                // Its turn is over, and the next begins with more.
+                queue.deficit += QUANTUM;
+                self.turns.rotate_left(1);
+                continue;
+            }
+            queue.deficit -= bytes;
+            let frame = queue.frames.pop_front();
+            self.frames -= 1;
+            if queue.frames.is_empty() {
+                self.queues.remove(&topic);
+                self.turns.pop_front();
+            }
+            return frame;
+        }
+    }
+
+    fn drop_oldest(&mut self, topic: &TopicId) -> Option<(usize, T)> {
+        let queue = self.queues.get_mut(topic)?;
+        let oldest = queue.frames.pop_front();
+        self.frames -= usize::from(oldest.is_some());
+        if queue.frames.is_empty() {
+            self.queues.remove(topic);
+            self.turns.retain(|other| other != topic);
+        }
+        oldest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn topic(number: u8) -> TopicId {
+        TopicId::from_bytes([number; 32])
+    }
+
+    fn fill(lanes: &mut Lanes<u32>, class: Class, of: u8, bytes: usize, frames: std::ops::Range<u32>) {
+        for frame in frames {
+            assert_eq!(lanes.push(class, topic(of), bytes, frame, Overflow::RejectNewest), Pushed::Queued);
+        }
+    }
+
+    #[test]
+    fn control_goes_first_and_bulk_does_not_starve() {
+        let mut lanes = Lanes::new(512, 1 << 20);
+        fill(&mut lanes, Class::Bulk, 1, 10, 200..202);
+        fill(&mut lanes, Class::Gossip, 1, 10, 100..140);
+        fill(&mut lanes, Class::Control, 1, 10, 0..3);
+        let order: Vec<u32> = std::iter::from_fn(|| lanes.pop()).collect();
+        assert_eq!(order[..3], [0, 1, 2]);
+        assert_eq!(order[3..18], (100..115).collect::<Vec<_>>());
+        assert_eq!(order[18], 200, "one in sixteen");
+        assert_eq!(order.len(), 45);
+        assert_eq!((lanes.len(), lanes.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn topics_share_by_bytes() {
+        let mut lanes = Lanes::new(512, 64 << 20);
+        fill(&mut lanes, Class::Gossip, 1, 64 << 10, 0..100);
+        fill(&mut lanes, Class::Gossip, 2, 1 << 10, 1000..1400);
+        let sent: Vec<u32> = (0..130).filter_map(|_| lanes.pop()).collect();
+        let large = sent.iter().filter(|frame| **frame < 1000).count();
+        let small = sent.len() - large;
+        assert!((1..=3).contains(&large) && small >= 120, "{large} large, {small} small");
+    }
+
+    #[test]
+    fn a_full_lane_refuses_or_sheds_its_own_oldest() {
+        let mut lanes = Lanes::new(2, 1000);
+        fill(&mut lanes, Class::Gossip, 1, 10, 0..2);
+        assert_eq!(lanes.push(Class::Gossip, topic(1), 10, 2, Overflow::RejectNewest), Pushed::Full(2));
+        assert_eq!(lanes.push(Class::Gossip, topic(1), 10, 2, Overflow::ShedOldest), Pushed::Shed(vec![0]));
+        let stranger = lanes.push(Class::Gossip, topic(2), 10, 9, Overflow::ShedOldest);
+        assert_eq!(stranger, Pushed::Full(9), "others' frames are not its to shed");
+        assert_eq!(lanes.push(Class::Control, topic(1), 2000, 7, Overflow::RejectNewest), Pushed::Full(7));
+        fill(&mut lanes, Class::Control, 1, 10, 7..8);
+    }
+
+    proptest! {
+        /// Nothing is lost and nothing is made up: all that went in comes out, is waiting or was given back.
+        #[test]
+        fn frames_are_conserved(steps: Vec<(u8, u8, u16, bool, bool)>) {
+            let mut lanes = Lanes::new(8, 200_000);
+            let (mut pushed, mut popped, mut refused) = (0_usize, 0, 0);
+            for (number, (class, of, bytes, sheds, pops)) in steps.into_iter().enumerate() {
+                let class = [Class::Control, Class::Gossip, Class::Bulk][usize::from(class % 3)];
+                let overflow = if sheds { Overflow::ShedOldest } else { Overflow::RejectNewest };
+                pushed += 1;
+                match lanes.push(class, topic(of % 4), usize::from(bytes), number, overflow) {
+                    Pushed::Queued => {}
+                    Pushed::Shed(shed) => refused += shed.len(),
+                    Pushed::Full(_) => refused += 1,
+                }
+                if pops {
+                    popped += usize::from(lanes.pop().is_some());
+                }
+                prop_assert!(lanes.bytes() <= 200_000 && lanes.len() <= 24);
+                prop_assert_eq!(pushed, popped + refused + lanes.len());
+            }
+            while lanes.pop().is_some() {
+                popped += 1;
+            }
+            prop_assert_eq!(pushed, popped + refused);
+            prop_assert_eq!(lanes.bytes(), 0);
+        }
+    }
+}

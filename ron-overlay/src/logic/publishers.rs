@@ -1,0 +1,444 @@
+//! What came from each publisher and what did not: the sequence of a publisher tells a hole from silence.
+//!
+//! A publisher numbers its messages from one, again for each time it begins. A hole is a number that was passed over; it
+//! is held open for a while, because messages overtake each other and repair takes a moment, and then it is told as a
+//! gap. What comes after all is still taken, once. Memory is one window of bits per publisher, for so many publishers.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use ron_core::NodeId;
+
+/// Numbers below the highest that are told apart. What is further behind is old.
+pub const WINDOW: u64 = 1024;
+
+const WORDS: usize = (WINDOW / 64) as usize;
+
+/// Holes of one publisher that are held open. More at once, and the oldest is told at once.
+const HOLES_MAX: usize = 32;
+
+/// Whose message it is, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Serial {
+    /// Who published it.
+    pub publisher: NodeId,
+    /// When that publisher began, in milliseconds since 1970. A later beginning numbers anew.
+    pub since: u64,
+    /// The number, from one.
+    pub seq: u64,
+}
+
+/// What a serial number is, seen from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// Not here yet.
+    New,
+    /// Already here.
+    Known,
+    /// Too far behind to tell, or of an earlier beginning.
+    Old,
+}
+
+/// Messages that did not come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// Whose.
+    pub publisher: NodeId,
+    /// When that publisher began.
+    pub since: u64,
+    /// Their numbers.
+    pub seqs: RangeInclusive<u64>,
+}
+
+/// The publishers of a topic.
+#[derive(Debug)]
+pub struct Publishers {
+    tracks: BTreeMap<NodeId, Track>,
+    /// By when they were last heard, to know whom to forget.
+    publishers_max: usize,
+    gap_after: Duration,
+    /// When we joined, in milliseconds since 1970: whoever began after that has nothing that we are not owed.
+    joined_ms: u64,
+    told: VecDeque<Gap>,
+    /// No hole was opened before this, so until it is old enough nobody needs to look.
+    holes_since: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Track {
+    since: u64,
+    /// The lowest number that we are owed.
+    first: u64,
+    high: u64,
+    bits: [u64; WORDS],
+    holes: VecDeque<Hole>,
+    heard_at: Duration,
+    /// What was the highest a while ago: no longer on its way to anybody.
+    ripe: u64,
+    ripening: u64,
+}
+
+#[derive(Debug)]
+struct Hole {
+    from: u64,
+    to: u64,
+    opened: Duration,
+}
+
+/// What one node has of a publisher, told to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Summary {
+    /// Whose.
+    pub publisher: NodeId,
+    /// When that publisher began.
+    pub since: u64,
+    /// The highest number that is no longer on its way.
+    pub high: u64,
+}
+
+impl Publishers {
+    /// Nobody heard yet.
+    #[must_use]
+    pub fn new(publishers_max: usize, gap_after: Duration, joined_ms: u64) -> Self {
+        Publishers {
+            tracks: BTreeMap::new(),
+            publishers_max,
+            gap_after,
+            joined_ms,
+            told: VecDeque::new(),
+            holes_since: None,
+        }
+    }
+
+    /// What this number would be.
+    #[must_use]
+    pub fn freshness(&self, serial: &Serial) -> Freshness {
+        let Some(track) = self.tracks.get(&serial.publisher) else { return Freshness::New };
+        if serial.since != track.since {
+            return if serial.since > track.since { Freshness::New } else { Freshness::Old };
+        }
+        if serial.seq > track.high {
+            Freshness::New
+        } else if track.high - serial.seq >= WINDOW {
+            Freshness::Old
+        } else if track.has(serial.seq) {
+            Freshness::Known
+        } else {
+            Freshness::New
+        }
+    }
+
+    /// A message is here, proven.
+    pub fn on_message(&mut self, serial: &Serial, now: Duration) {
+        let Serial { publisher, since, seq } = *serial;
+        if self.tracks.get(&publisher).is_some_and(|track| track.since < since) {
+            // What was owed of the last time will not come.
+            if let Some(track) = self.tracks.remove(&publisher) {
+                track.holes.into_iter().for_each(|hole| tell(&mut self.told, publisher, track.since, hole));
+            }
+        }
+        if !self.tracks.contains_key(&publisher) {
+            let first = if since > self.joined_ms { 1 } else { seq };
+            self.begin(publisher, since, first, now);
+        }
+        let Some(track) = self.tracks.get_mut(&publisher) else { return };
+        track.heard_at = now;
+        if seq > track.high {
+            if seq > track.high + 1 {
+                self.holes_since.get_or_insert(now);
+            }
+            track.advance(seq, now);
+        }
+        if track.high - seq < WINDOW {
+            track.set(seq);
+            track.fill(seq);
+        }
+        // What falls out of the window cannot be taken any more.
+        let floor = (track.high + 1).saturating_sub(WINDOW);
+        loop {
+            let is_many = track.holes.len() > HOLES_MAX;
+            let Some(hole) = track.holes.front_mut() else { break };
+            if hole.to < floor || is_many {
+                let hole = track.holes.pop_front().expect("just seen");
+                tell(&mut self.told, publisher, track.since, hole);
+            } else if hole.from < floor {
+                let lost = Hole { from: hole.from, to: floor - 1, opened: hole.opened };
+                hole.from = floor;
+                tell(&mut self.told, publisher, track.since, lost);
+                break;
+            } else {
+                break;
+            }
+        }
+    }
+
+    /// Holes that were open for too long become gaps.
+    pub fn on_tick(&mut self, now: Duration) {
+        if self.wake_at().is_none_or(|at| at > now) {
+            return;
+        }
+        for (publisher, track) in &mut self.tracks {
+            while track.holes.front().is_some_and(|hole| hole.opened + self.gap_after <= now) {
+                let hole = track.holes.pop_front().expect("just seen");
+                tell(&mut self.told, *publisher, track.since, hole);
+            }
+        }
+        let holes = self.tracks.values().filter_map(|track| track.holes.front());
+        self.holes_since = holes.map(|hole| hole.opened).min();
+    }
+
+    /// When the next hole may become a gap.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.holes_since.map(|since| since + self.gap_after)
+    }
+
+    /// The next gap to be told.
+    pub fn poll(&mut self) -> Option<Gap> {
+        self.told.pop_front()
+    }
+
+    /// What we have of those heard since `since`, at most `most` of them, the latest first. Only what we had when this
+    /// was last asked for: newer messages are still on their way, and would be fetched twice.
+    pub fn summaries(&mut self, since: Duration, most: usize) -> Vec<Summary> {
+        let mut recent: Vec<(&NodeId, &mut Track)> =
+            self.tracks.iter_mut().filter(|(_, track)| track.heard_at >= since).collect();
+        recent.sort_by_key(|(_, track)| std::cmp::Reverse(track.heard_at));
+        let mut summaries = Vec::new();
+        for (publisher, track) in recent {
+            (track.ripe, track.ripening) = (track.ripening, track.high);
+            if track.ripe > 0 && summaries.len() < most {
+                summaries.push(Summary { publisher: *publisher, since: track.since, high: track.ripe });
+            }
+        }
+        summaries
+    }
+
+    /// Which numbers we lack of what another has, at most `most`, the latest first within what can still be taken. Of one
+    /// that had begun before we came we are owed what comes from now on.
+    pub fn missing(&mut self, theirs: &Summary, most: usize, now: Duration) -> Vec<u64> {
+        let Summary { publisher, since, high } = *theirs;
+        let floor = (high + 1).saturating_sub(WINDOW).max(1);
+        match self.tracks.get(&publisher) {
+            Some(track) if track.since == since => {
+                let floor = floor.max(track.first).max((track.high + 1).saturating_sub(WINDOW));
+                let lacks = |seq: &u64| *seq > track.high || !track.has(*seq);
+                (floor..=high).rev().filter(lacks).take(most).collect()
+            }
+            Some(track) if track.since > since => Vec::new(),
+            None if since <= self.joined_ms => {
+                self.begin(publisher, since, high + 1, now);
+                Vec::new()
+            }
+            _ => (floor..=high).rev().take(most).collect(),
+        }
+    }
+
+    /// Publishers that are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tracks.len()
+    }
+
+    /// Whether nobody was heard.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tracks.is_empty()
+    }
+
+    /// Follows a publisher from the number `first` on.
+    fn begin(&mut self, publisher: NodeId, since: u64, first: u64, now: Duration) {
+        self.forget_one();
+        let track = Track {
+            since,
+            first,
+            high: first - 1,
+            bits: [0; WORDS],
+            holes: VecDeque::new(),
+            heard_at: now,
+            ripe: 0,
+            ripening: 0,
+        };
+        self.tracks.insert(publisher, track);
+    }
+
+    /// Makes room for one more publisher by forgetting the one that was silent longest.
+    fn forget_one(&mut self) {
+        if self.tracks.len() < self.publishers_max {
+            return;
+        }
+        let quietest = self.tracks.iter().min_by_key(|(_, track)| track.heard_at).map(|(id, _)| *id);
+        let Some(id) = quietest else { return };
+        if let Some(track) = self.tracks.remove(&id) {
+            track.holes.into_iter().for_each(|hole| tell(&mut self.told, id, track.since, hole));
+        }
+    }
+}
+
+fn tell(told: &mut VecDeque<Gap>, publisher: NodeId, since: u64, hole: Hole) {
+    told.push_back(Gap { publisher, since, seqs: hole.from..=hole.to });
+}
+
+impl Track {
+    fn has(&self, seq: u64) -> bool {
+        let bit = seq % WINDOW;
+        self.bits[(bit / 64) as usize] >> (bit % 64) & 1 == 1
+    }
+
+    fn set(&mut self, seq: u64) {
+        let bit = seq % WINDOW;
+        self.bits[(bit / 64) as usize] |= 1 << (bit % 64);
+    }
+
+    /// Moves the window up to `seq`. What is passed over becomes a hole.
+    fn advance(&mut self, seq: u64, now: Duration) {
+        if seq - self.high >= WINDOW {
+            self.bits = [0; WORDS];
+        } else {
+            for passed in self.high + 1..seq {
+                let bit = passed % WINDOW;
+                self.bits[(bit / 64) as usize] &= !(1 << (bit % 64));
+            }
+        }
+        if seq > self.high + 1 {
+            self.holes.push_back(Hole { from: self.high + 1, to: seq - 1, opened: now });
+        }
+        self.high = seq;
+    }
+
+    /// Takes `seq` out of the hole that it is in.
+    fn fill(&mut self, seq: u64) {
+        let Some(place) = self.holes.iter().position(|hole| hole.from <= seq && seq <= hole.to) else {
+            return;
+        };
+        let hole = &mut self.holes[place];
+        let (from, to, opened) = (hole.from, hole.to, hole.opened);
+        match (seq == from, seq == to) {
+            (true, true) => {
+                self.holes.remove(place);
+            }
+            (true, false) => hole.from += 1,
+            (false, true) => hole.to -= 1,
+            (false, false) => {
+                hole.to = seq - 1;
+                self.holes.insert(place + 1, Hole { from: seq + 1, to, opened });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WHO: NodeId = NodeId::from_bytes([7; 32]);
+
+    fn serial(since: u64, seq: u64) -> Serial {
+        Serial { publisher: WHO, since, seq }
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn gaps(publishers: &mut Publishers) -> Vec<RangeInclusive<u64>> {
+        std::iter::from_fn(|| publishers.poll()).map(|gap| gap.seqs).collect()
+    }
+
+    #[test]
+    fn a_hole_is_told_when_its_time_is_over_and_not_if_it_was_filled() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        for (seq, at) in [(1, 0), (2, 1), (6, 2), (4, 3)] {
+            publishers.on_message(&serial(5, seq), ms(at));
+        }
+        publishers.on_tick(ms(101));
+        assert_eq!(gaps(&mut publishers), []);
+        assert_eq!(publishers.wake_at(), Some(ms(102)));
+        publishers.on_tick(ms(102));
+        assert_eq!(gaps(&mut publishers), [3..=3, 5..=5]);
+        assert_eq!(publishers.freshness(&serial(5, 5)), Freshness::New, "late is better than never");
+        publishers.on_message(&serial(5, 5), ms(103));
+        assert_eq!(publishers.freshness(&serial(5, 5)), Freshness::Known);
+        assert_eq!(publishers.wake_at(), None);
+    }
+
+    #[test]
+    fn who_was_there_first_is_owed_all_and_who_came_later_is_not() {
+        let mut there = Publishers::new(10, ms(100), 4);
+        there.on_message(&serial(5, 3), ms(0));
+        there.on_tick(ms(100));
+        assert_eq!(gaps(&mut there), [1..=2]);
+        let mut late = Publishers::new(10, ms(100), 6);
+        late.on_message(&serial(5, 3), ms(0));
+        late.on_tick(ms(100));
+        assert_eq!(gaps(&mut late), []);
+        // A digest of one it never heard: from now on it is owed what comes.
+        let mut deaf = Publishers::new(10, ms(100), 6);
+        let theirs = Summary { publisher: WHO, since: 5, high: 9 };
+        assert!(deaf.missing(&theirs, 10, ms(0)).is_empty());
+        deaf.on_message(&serial(5, 12), ms(1));
+        deaf.on_tick(ms(101));
+        assert_eq!(gaps(&mut deaf), [10..=11]);
+    }
+
+    #[test]
+    fn a_restart_numbers_anew_and_the_old_is_settled() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        publishers.on_message(&serial(5, 3), ms(0));
+        publishers.on_message(&serial(8, 1), ms(1));
+        assert_eq!(gaps(&mut publishers), [1..=2]);
+        assert_eq!(publishers.freshness(&serial(5, 4)), Freshness::Old);
+        assert_eq!(publishers.freshness(&serial(8, 1)), Freshness::Known);
+    }
+
+    #[test]
+    fn publishers_are_bounded() {
+        let mut publishers = Publishers::new(16, ms(100), 0);
+        for number in 0..1000_u64 {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&number.to_be_bytes());
+            let serial = Serial { publisher: NodeId::from_bytes(id), since: 5, seq: 1 };
+            publishers.on_message(&serial, ms(number));
+        }
+        assert_eq!(publishers.len(), 16);
+    }
+
+    proptest! {
+        /// Every number up to the highest is here, or told as missing, or still waited for; and none is missed twice.
+        #[test]
+        fn nothing_is_lost_silently(steps in prop::collection::vec((1_u64..3000, 0_u64..50), 1..200)) {
+            let mut publishers = Publishers::new(4, ms(200), 0);
+            let (mut here, mut told, mut now, mut high) = (BTreeSet::new(), BTreeSet::new(), 0, 0);
+            for (seq, pause) in steps {
+                now += pause;
+                publishers.on_tick(ms(now));
+                match publishers.freshness(&serial(5, seq)) {
+                    Freshness::New => {
+                        prop_assert!(here.insert(seq), "{seq} twice");
+                        publishers.on_message(&serial(5, seq), ms(now));
+                        high = high.max(seq);
+                    }
+                    Freshness::Known => prop_assert!(here.contains(&seq)),
+                    Freshness::Old => prop_assert!(seq + WINDOW <= high),
+                }
+                for gap in gaps(&mut publishers) {
+                    for seq in gap {
+                        prop_assert!(told.insert(seq), "{seq} told twice");
+                    }
+                }
+            }
+            publishers.on_tick(ms(now + 200));
+            told.extend(gaps(&mut publishers).into_iter().flatten());
+            for seq in 1..=high {
+                prop_assert!(here.contains(&seq) || told.contains(&seq), "{seq} of {high}");
+            }
+        }
+    }
+}
