@@ -11,8 +11,8 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Phase, Pool, PoolSpec, Ratio,
-    ReadyGate, ReadyStatus, Restart, Snapshot, Stopped, Subscriber, Supervisor, TaskSpec,
+    Affects, Capacity, ConfigError, Deadline, Inbox, Lane, LaneSpec, Metrics, NodeId, Phase, Pool, PoolSpec,
+    Ratio, ReadyGate, ReadyStatus, Restart, Snapshot, Stopped, Subscriber, Supervisor, TaskSpec,
     disk::Disk,
     net::{BoxFuture, Endpoint, Identity, PublicKey},
     now,
@@ -201,9 +201,11 @@ impl Builder {
     /// one; that the node is part of a network is told by [`Dht::ready`]. Dropping the future starts nothing.
     ///
     /// # Errors
-    /// [`DhtError::Config`] for settings that make no sense, [`DhtError::Net`] if the endpoint has a DHT already,
-    /// [`DhtError::Store`] if the disk cannot be read or another node has the directory.
+    /// [`DhtError::Config`] for settings that make no sense and for a server without an address that others can dial,
+    /// [`DhtError::Net`] if the endpoint has a DHT already, [`DhtError::Store`] if the disk cannot be read or another node
+    /// has the directory.
     pub async fn start(self, endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Dht, DhtError> {
+        self.check_told(endpoint)?;
         let identity = Arc::new(endpoint.identity().clone());
         let external = self.external.clone();
         let links = peers_settings(&self.settings);
@@ -211,6 +213,20 @@ impl Builder {
             Ok(Arc::new(Links::start(endpoint, answers, links, external, group)?))
         };
         self.start_on(identity, supervisor, network).await
+    }
+
+    /// A server that tells others an address nobody can dial would enter no table and keep nobody's records, and neither
+    /// it nor they would say why.
+    fn check_told(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
+        let told = if self.external.is_empty() { endpoint.local_addrs() } else { &self.external };
+        match told.iter().find(|addr| addr.ip().is_unspecified()) {
+            Some(addr) if self.settings.server => Err(ConfigError::OutOfRange {
+                key: "external",
+                value: addr.to_string(),
+                allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Starts the node on another network than an endpoint's links. `network` is given what answers the requests that

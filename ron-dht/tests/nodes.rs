@@ -5,10 +5,10 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use ron_core::{
-    ContentId, Deadline, Supervisor,
+    ConfigError, ContentId, Deadline, Supervisor,
     net::{Endpoint, Identity},
 };
-use ron_dht::{Contact, Dht, DhtError};
+use ron_dht::{Contact, Dht, DhtError, Settings};
 
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
 
@@ -132,4 +132,23 @@ async fn alone_there_is_nobody_to_ask() {
     let refused = net.node(0).find_node(ContentId::of(b"x"), soon()).await.unwrap_err();
     assert_eq!(refused, DhtError::NotReady { gate: "dht.seeds" });
     net.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_listens_everywhere_has_to_say_where_it_is() {
+    let host = Supervisor::new("node");
+    let endpoint = || {
+        let everywhere = "0.0.0.0:0".parse().unwrap();
+        Endpoint::builder(Identity::generate().unwrap()).listen(everywhere).start(&host).unwrap()
+    };
+    let refused = Dht::builder().start(&endpoint(), &host).await.unwrap_err();
+    assert!(
+        matches!(refused, DhtError::Config(ConfigError::OutOfRange { key: "external", .. })),
+        "{refused:?}"
+    );
+    let told = Dht::builder().external(["127.0.0.1:4710".parse().unwrap()]);
+    assert!(told.start(&endpoint(), &host).await.is_ok());
+    let client = Dht::builder().settings(Settings { server: false, ..Settings::default() });
+    assert!(client.start(&endpoint(), &host).await.is_ok());
+    host.shutdown().await;
 }
