@@ -58,6 +58,7 @@
 //! up to who registered the protocol; for calls it is in [`rpc::RpcSettings`] and [`rpc::PeersSettings`].
 
 pub mod cbor;
+mod contact;
 mod endpoint;
 mod error;
 mod identity;
@@ -68,6 +69,7 @@ pub mod rpc;
 mod tls;
 mod transport;
 
+pub use contact::{Contact, ContactError};
 pub use endpoint::{Endpoint, EndpointBuilder, EndpointSettings, inventory};
 pub use error::NetError;
 pub use identity::{Identity, IdentityError, PublicKey, Signature, SignatureError};

@@ -16,5 +16,6 @@ pub mod sweep;
 pub mod table;
 pub mod wire;
 
-pub use key::{Contact, ContactError, Key};
+pub use key::Key;
+pub use ron_core::net::{Contact, ContactError};
 pub use rtt::Rtt;

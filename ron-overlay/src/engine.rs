@@ -15,11 +15,10 @@ use bytes::Bytes;
 use ron_core::{Counter, Inbox, LaneSpec, NodeId, Reply, Restart, Stop, TaskSpec, now};
 
 use crate::{
-    Event, OverlayError, Receipt, Settings, TopicStatus,
+    Contact, Event, OverlayError, Receipt, Settings, TopicStatus,
     checks::Job,
     egress::{Parcel, Sent},
     logic::{
-        contact::Contact,
         gossip::{Gossip, Offence, Output, Verdict, Word},
         message::{Author, Message, MessageId, TopicId},
         view::ViewMessage,

@@ -91,7 +91,6 @@ pub use checks::{Validator, Verdict};
 pub use error::OverlayError;
 pub use handle::{ALPN, Builder, Event, Overlay};
 pub use logic::{
-    contact::{Contact, ContactError},
     gossip::{Counts, GossipSettings},
     lanes::Overflow,
     message::{Author, Message, MessageId, TopicId},
@@ -102,6 +101,7 @@ pub use logic::{
     trees::TreeSettings,
     view::ViewSettings,
 };
+pub use ron_core::net::{Contact, ContactError};
 pub use session::PeerStatus;
 pub use settings::{PeerSettings, Settings};
 pub use source::PeerSource;

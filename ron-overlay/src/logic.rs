@@ -2,7 +2,6 @@
 //!
 //! `now` is always the time since the node started, handed in by whoever has a clock.
 
-pub mod contact;
 pub mod gossip;
 pub mod lanes;
 pub mod message;

@@ -18,12 +18,11 @@ use ron_core::{
 use tokio::time::Instant;
 
 use crate::{
-    Event, OverlayError, Settings,
+    Contact, Event, OverlayError, Settings,
     checks::Job,
     egress::{Egress, EgressShared, Parcel, Sent},
     engine::{Command, Incoming},
     logic::{
-        contact::Contact,
         gossip::{Class, Offence, Word},
         lanes::Overflow,
         message::TopicId,

@@ -12,7 +12,7 @@ use std::{
 
 use ron_core::NodeId;
 
-pub use super::contact::Contact;
+pub use ron_core::net::Contact;
 
 /// Contacts in one message.
 pub const CONTACTS_MAX: usize = 8;

@@ -2,14 +2,15 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
-use ron_core::{IdError, NodeId};
+use crate::{IdError, NodeId};
 
 /// A node that can be reached, and where. Read and written as `NODE_ID@IP:PORT`, with commas between several addresses.
+/// Cloning shares the addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
     /// Who it is.
     pub id: NodeId,
-    /// Where it listens. Empty if it only dials.
+    /// Where it listens, the best first. Empty if it only dials.
     pub addrs: Arc<[SocketAddr]>,
 }
 
@@ -38,13 +39,13 @@ impl From<&Contact> for Contact {
 #[non_exhaustive]
 pub enum ContactError {
     /// There is no `@` in it.
-    #[error("a contact is NODE_ID@IP:PORT")]
+    #[error("a contact is NODE_ID@IP:PORT, with further addresses behind commas")]
     NoAt,
     /// What is before the `@` is not the name of a node.
     #[error("not the name of a node")]
     Id(#[from] IdError),
-    /// What is after the `@` is not an address and a port.
-    #[error("`{text}` is not IP:PORT")]
+    /// What is after the `@` is not an address and a port. Names of hosts are for the host program to look up.
+    #[error("{text:?} is not an IP address and a port")]
     Addr {
         /// What was there.
         text: String,
@@ -71,7 +72,7 @@ impl FromStr for Contact {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ron_loom)))]
 mod tests {
     use super::*;
 
