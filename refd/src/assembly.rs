@@ -12,9 +12,13 @@ use ron_core::{
     net::{Endpoint, Identity},
 };
 use ron_dht::Dht;
+use ron_overlay::Overlay;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::Config;
+use crate::{
+    config::Config,
+    topics::{self, ByDht},
+};
 
 /// A node that runs.
 pub(crate) struct Running {
@@ -28,6 +32,8 @@ pub(crate) struct Running {
     pub(crate) endpoint: Endpoint,
     /// Finds peers and content.
     pub(crate) dht: Dht,
+    /// Sessions and gossip.
+    pub(crate) overlay: Overlay,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -40,6 +46,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let mut registry = Registry::default();
     let core = Metrics::register("ron_core", &mut registry);
     let of_dht = Metrics::register("ron_dht", &mut registry);
+    let of_overlay = Metrics::register("ron_overlay", &mut registry);
     let of_http = HttpMetrics::register("refd", &mut registry);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut registry);
@@ -62,10 +69,19 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
     let dht =
         dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
+
+    let settings = ron_overlay::Settings {
+        max_conns: config.overlay.max_conns,
+        ..ron_overlay::Settings::default()
+    };
+    let overlay = Overlay::builder().settings(settings).external(config.net.external.clone());
+    let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
+    topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;
+
     let token = tokens.path().to_owned();
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::new(tokens)));
     admin.mount(Router::new().nest("/dht", of_dht));
-    Ok(Running { host, admin, token, endpoint, dht })
+    Ok(Running { host, admin, token, endpoint, dht, overlay })
 }
 
 /// Answers for whatever is still being started.
@@ -86,12 +102,15 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         println!("health, readiness and metrics on http://{addr}/readyz?verbose");
         println!("the DHT on http://{addr}/dht/status; changes need the token in {}", node.token.display());
     }
-    let mut events = node.dht.events();
+    let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());
     let watch = async {
-        while let Some(event) = events.recv().await {
-            tracing::info!(?event, "dht");
+        loop {
+            tokio::select! {
+                Some(event) = of_dht.recv() => tracing::info!(?event, "dht"),
+                Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
+                else => std::future::pending().await,
+            }
         }
-        std::future::pending().await
     };
     let fatal = tokio::select! {
         () = watch => None,

@@ -6,7 +6,9 @@ use std::{
 };
 
 use clap::Args;
-use ron_dht::{Contact, ContactError, Preset};
+use ron_core::net::{Contact, ContactError};
+use ron_dht::Preset;
+use ron_overlay::OverlayError;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
@@ -50,6 +52,14 @@ pub(crate) enum ConfigError {
         /// What is wrong with it.
         source: ContactError,
     },
+    /// A topic cannot be joined.
+    #[error("overlay.topics: {name:?}")]
+    Topic {
+        /// Which.
+        name: String,
+        /// Why.
+        source: OverlayError,
+    },
     /// There is no place for data.
     #[error("node.data_dir is not set, and neither HOME nor XDG_DATA_HOME tells where data belongs")]
     NoDataDir,
@@ -85,6 +95,8 @@ pub(crate) struct Config {
     pub(crate) admin: AdminSection,
     /// Finding peers and content.
     pub(crate) dht: DhtSection,
+    /// Sessions and gossip.
+    pub(crate) overlay: OverlaySection,
 }
 
 /// The node itself.
@@ -144,6 +156,22 @@ pub(crate) struct DhtSection {
 impl Default for DhtSection {
     fn default() -> Self {
         DhtSection { preset: PresetName::Dev, server: true, seeds: Vec::new() }
+    }
+}
+
+/// Sessions and gossip.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct OverlaySection {
+    /// Topics to be on from the start. Others are joined when somebody publishes or listens.
+    pub(crate) topics: Vec<String>,
+    /// Sessions at once.
+    pub(crate) max_conns: usize,
+}
+
+impl Default for OverlaySection {
+    fn default() -> Self {
+        OverlaySection { topics: Vec::new(), max_conns: ron_overlay::Settings::default().max_conns }
     }
 }
 

@@ -15,6 +15,7 @@ use ron_core::{
     now,
 };
 use ron_dht::{Contact, Dht};
+use ron_overlay::{Overlay, Subscription, Topic};
 
 const NODES: usize = 5;
 
@@ -25,6 +26,8 @@ const CLIENT: char = 'e';
 struct Node {
     name: char,
     dht: Dht,
+    news: Topic,
+    heard: Subscription,
     host: Supervisor,
 }
 
@@ -55,10 +58,13 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     expect(value == "a small value", "the value that e reads is the one that c wrote")?;
     println!("c stored a value and e read it: its hash is right");
 
+    tell(&mut nodes, 0, "hello from a").await?;
+
     let killed = nodes.remove(0);
     killed.host.abort();
     println!("a, which all others had begun with, is killed");
     find(&nodes[3], content, &nodes[0]).await?;
+    tell(&mut nodes, 1, "c is still here").await?;
 
     for node in &nodes {
         let stopped = node.host.shutdown().await;
@@ -72,11 +78,14 @@ async fn start(name: char, seeds: Option<Contact>, is_client: bool) -> Result<No
     let host = Supervisor::new(name);
     let endpoint =
         Endpoint::builder(Identity::generate()?).listen(([127, 0, 0, 1], 0).into()).start(&host)?;
-    let dht = Dht::builder().seeds(seeds);
+    let dht = Dht::builder().seeds(seeds.clone());
     let dht = if is_client { dht.client() } else { dht }.start(&endpoint, &host).await?;
     let (id, addr) = (endpoint.node_id(), endpoint.local_addrs()[0]);
     println!("{name} is node {id} on {addr}{}", if is_client { ", a client" } else { "" });
-    Ok(Node { name, dht, host })
+    let overlay = Overlay::builder().start(&endpoint, &host).await?;
+    let news = overlay.topic("news").join(seeds, soon()).await?;
+    let heard = news.subscribe(soon()).await?;
+    Ok(Node { name, dht, news, heard, host })
 }
 
 async fn ready(node: &Node) -> Result<(), Box<dyn Error>> {
@@ -87,7 +96,8 @@ async fn ready(node: &Node) -> Result<(), Box<dyn Error>> {
         }
     };
     let in_time = Deadline::after(Duration::from_secs(10)).limit("ready", ready).await;
-    in_time.map_err(|_| format!("{} is not ready: {:?}", node.name, node.dht.ready()).into())
+    in_time.map_err(|_| format!("{} is not ready: {:?}", node.name, node.dht.ready()))?;
+    Ok(node.news.joined(soon()).await?)
 }
 
 async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), Box<dyn Error>> {
@@ -104,6 +114,21 @@ async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), B
         provider.name,
         Instant::from(now()) - began
     );
+    Ok(())
+}
+
+/// One node publishes, and every other one has to hear exactly that, once.
+async fn tell(nodes: &mut [Node], publisher: usize, words: &'static str) -> Result<(), Box<dyn Error>> {
+    let began = Instant::from(now());
+    let receipt = nodes[publisher].news.publish(words, soon()).await?;
+    let name = nodes[publisher].name;
+    let mut heard = 0;
+    for node in nodes.iter_mut().filter(|node| node.name != name) {
+        let message = soon().limit("news", node.heard.next()).await??.ok_or("the topic has ended")?;
+        expect(message.id() == receipt.id && message.payload() == words, "what is heard is what was said")?;
+        heard += 1;
+    }
+    println!("{name} publishes {words:?} and the {heard} others hear it ({:.1?})", Instant::from(now()) - began);
     Ok(())
 }
 

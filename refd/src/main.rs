@@ -3,6 +3,7 @@
 mod assembly;
 mod config;
 mod demo;
+mod topics;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -270,6 +270,7 @@ impl Engine {
         };
         let receipt = Receipt {
             id: message.id(),
+            since: serial.since,
             seq: serial.seq,
             pushed: links.len(),
             neighbours: topic.gossip.neighbours().count(),

@@ -161,7 +161,10 @@ impl TopicBuilder {
 pub struct Receipt {
     /// The name of the message.
     pub id: MessageId,
-    /// Its number among those of this node.
+    /// When this node began to publish, and the number of the message since then: by these two, others tell of it in a
+    /// [`Gap`](crate::Gap).
+    pub since: u64,
+    /// See `since`.
     pub seq: u64,
     /// Links that it was pushed over at once. The other neighbours are told of it.
     pub pushed: usize,

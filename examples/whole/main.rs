@@ -6,23 +6,29 @@
 //! A checker for each subsystem watches what its nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a
 //! short run, twice, compared.
 
+mod news;
+mod provided;
+
 use std::{
-    collections::BTreeMap,
     error::Error,
     net::{IpAddr, SocketAddr},
-    num::NonZeroUsize,
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use ron_core::{
-    ContentId, Deadline, Ratio,
-    net::{Endpoint, Identity},
-    now,
+    Ratio,
+    net::{Contact, Endpoint, Identity},
     sim::{Latency, Line, Sim, SimNode, SimTransport},
 };
-use ron_dht::{Contact, Dht};
+use ron_dht::Dht;
+use ron_overlay::Overlay;
+
+use crate::{
+    news::{News, Tally},
+    provided::Provided,
+};
 
 const PORT: u16 = 4710;
 
@@ -45,19 +51,15 @@ struct Report {
     found: usize,
     missed: usize,
     missed_after_peace: usize,
+    news: Tally,
 }
 
-/// The DHT's checker: what each node provides, by its own word. Whoever looks for it must find it, as long as its
-/// provider is up and everybody can reach everybody.
-#[derive(Default)]
-struct Provided {
-    /// The content of each node that was provided since it last started.
-    by: BTreeMap<u8, ContentId>,
-    handles: BTreeMap<u8, Dht>,
-    provided: usize,
+/// What watches over the promises of each subsystem.
+#[derive(Clone, Default)]
+struct Checkers {
+    provided: Provided,
+    news: News,
 }
-
-type Checker = Arc<Mutex<Provided>>;
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut scenario = Scenario { nodes: 24, minutes: 20, seed: 1 };
@@ -81,7 +83,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         println!("the same seed gave another run");
         return Ok(ExitCode::FAILURE);
     }
-    let held = report.missed_after_peace == 0 && report.found > 0;
+    let found = report.missed_after_peace == 0 && report.found > 0;
+    let heard = report.news.heard > 0 && (report.news.twice, report.news.silent) == (0, 0);
+    let held = found && heard;
     println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -91,11 +95,12 @@ fn run(scenario: Scenario) -> Report {
     Sim::run(seed, async |sim| {
         let latency = Latency::Tailed(Duration::from_millis(20), Duration::from_millis(200));
         sim.net().set_usual(Line { latency, loss: Ratio::percent(1), ..Line::default() });
-        let checker = Checker::default();
+        let checkers = Checkers::default();
         for number in 0..nodes + CLIENTS {
-            let (checker, is_client) = (Arc::clone(&checker), number >= nodes);
-            sim.add(ip(number), move |node| live(node, number, is_client, Arc::clone(&checker)));
+            let (checkers, is_client) = (checkers.clone(), number >= nodes);
+            sim.add(ip(number), move |node| live(node, number, is_client, checkers.clone()));
         }
+        let Checkers { provided, news } = &checkers;
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
         for minute in 0..minutes {
@@ -106,25 +111,30 @@ fn run(scenario: Scenario) -> Report {
                     (0..nodes + CLIENTS).map(ip).partition(|ip| *ip < self::ip(split));
                 sim.net().partition(&one, &other);
             }
-            forget(&checker, victim);
+            provided.forget(victim);
+            news.forget(victim);
             sim.crash(ip(victim)).await;
+            news.publish(sim, nodes, 4).await;
             sim.run_for(Duration::from_secs(20)).await;
             sim.net().heal();
             sim.restart(ip(victim));
-            let (hit, miss) = look(sim, &checker, nodes, 4).await;
+            let (hit, miss) = provided.look(sim, nodes, 4).await;
             (found, missed) = (found + hit, missed + miss);
+            news.publish(sim, nodes, 4).await;
             sim.run_for(Duration::from_secs(20)).await;
         }
         // Peace: everybody is up, everybody can be reached, everybody has had time to say what it provides.
         sim.run_for(Duration::from_secs(120)).await;
-        let (hit, missed_after_peace) = look(sim, &checker, nodes, usize::from(nodes) * 4).await;
-        let provided = checker.lock().unwrap_or_else(PoisonError::into_inner).provided;
+        let (hit, missed_after_peace) = provided.look(sim, nodes, usize::from(nodes) * 4).await;
+        news.publish(sim, nodes, usize::from(nodes)).await;
+        sim.run_for(Duration::from_secs(30)).await;
         Report {
             trace: sim.net().trace().to_string(),
-            provided,
+            provided: provided.count(),
             found: found + hit,
             missed,
             missed_after_peace,
+            news: news.tally(),
         }
     })
 }
@@ -137,8 +147,8 @@ fn identity(number: u8) -> Identity {
     Identity::from_seed(&[number; 32])
 }
 
-/// A node's program: joins, and says every minute that it has something.
-async fn live(node: SimNode, number: u8, is_client: bool, checker: Checker) {
+/// A node's program: all subsystems on one endpoint, each with its part.
+async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let transport = Arc::new(SimTransport::new(&node.net, node.ip, &identity(number)));
     let addr = SocketAddr::new(node.ip, PORT);
     // A machine may lose power before its program has run at all.
@@ -151,55 +161,13 @@ async fn live(node: SimNode, number: u8, is_client: bool, checker: Checker) {
         id: identity(seed).node_id(),
         addrs: Arc::from([SocketAddr::new(ip(seed), PORT)]),
     });
-    let dht = Dht::builder().seeds(seeds).seed(node.seed);
+    let dht = Dht::builder().seeds(seeds.clone()).seed(node.seed);
     let dht = if is_client { dht.client() } else { dht };
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
-    checker.lock().unwrap_or_else(PoisonError::into_inner).handles.insert(number, dht.clone());
-    if is_client {
-        // Lives for as long as its group does.
-        return std::future::pending().await;
-    }
-    let content = ContentId::of(&[number]);
-    loop {
-        let provided = dht.provide(content, Deadline::after(Duration::from_secs(10))).await.is_ok();
-        if provided {
-            let mut checker = checker.lock().unwrap_or_else(PoisonError::into_inner);
-            checker.by.insert(number, content);
-            checker.provided += 1;
-        }
-        tokio::time::sleep(Duration::from_secs(if provided { 60 } else { 5 })).await;
-    }
-}
-
-fn forget(checker: &Checker, number: u8) {
-    let mut checker = checker.lock().unwrap_or_else(PoisonError::into_inner);
-    checker.by.remove(&number);
-    let handle = checker.handles.remove(&number);
-    drop(checker);
-    drop(handle);
-}
-
-/// Looks from random nodes for what others provide. Says how often it was found, and how often not.
-async fn look(sim: &mut Sim, checker: &Checker, nodes: u8, times: usize) -> (usize, usize) {
-    let (mut found, mut missed) = (0, 0);
-    for _ in 0..times {
-        let (asker, provider) = (sim.rng().u8(nodes..nodes + CLIENTS), sim.rng().u8(0..nodes));
-        let (dht, content) = {
-            let checker = checker.lock().unwrap_or_else(PoisonError::into_inner);
-            (checker.handles.get(&asker).cloned(), checker.by.get(&provider).copied())
-        };
-        let (Some(dht), Some(content)) = (dht, content) else { continue };
-        let began = now();
-        let deadline = Deadline::after(Duration::from_secs(10));
-        let first = match dht.find_providers(content, NonZeroUsize::MIN, deadline) {
-            Ok(mut search) => search.next().await.ok().flatten(),
-            Err(_) => None,
-        };
-        match first {
-            Some(first) if first.id == identity(provider).node_id() => found += 1,
-            _ => missed += 1,
-        }
-        debug_assert!(now() - began <= Duration::from_secs(11), "the deadline is kept");
-    }
-    (found, missed)
+    let overlay = Overlay::builder().seed(node.seed).unix_clock({
+        let node = node.clone();
+        move || node.unix_time()
+    });
+    let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
+    tokio::join!(checkers.provided.live(number, is_client, dht), checkers.news.live(number, overlay, seeds));
 }

@@ -1,0 +1,91 @@
+//! Topics of the overlay, and how their nodes find each other: whoever is on one provides its key in the DHT.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use ron_core::{Deadline, Restart, Stop, Supervisor, TaskSpec, net::BoxFuture};
+use ron_dht::{Dht, Key};
+use ron_overlay::{Contact, Overlay, PeerSource, TopicId};
+
+use crate::config::ConfigError;
+
+const ANNOUNCER: TaskSpec = TaskSpec::new("refd", "announcer")
+    .restart(Restart::PATIENT)
+    .what("tells the DHT once which topics this node is on; from then on the republisher does");
+
+/// How long one announcement or search may take, and the pause after an announcement that nobody kept.
+const TELL_TIMEOUT: Duration = Duration::from_secs(10);
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+const TELL_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long joining a topic may take; it needs no other node.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Finds nodes of a topic as those that provide its key.
+#[derive(Debug)]
+pub(crate) struct ByDht(pub(crate) Dht);
+
+impl PeerSource for ByDht {
+    fn find(&self, topic: TopicId, wanted: usize) -> BoxFuture<'_, Vec<Contact>> {
+        Box::pin(async move {
+            let (mut contacts, me) = (Vec::new(), self.0.node_id());
+            let wanted = NonZeroUsize::new(wanted).unwrap_or(NonZeroUsize::MIN);
+            let deadline = Deadline::after(FIND_TIMEOUT);
+            let Ok(mut found) = self.0.find_providers(key(topic), wanted, deadline) else { return contacts };
+            // A search that ends early has found what it has found; the next one is seconds away.
+            while let Ok(Some(provider)) = found.next().await {
+                if provider.id != me {
+                    contacts.push(Contact { id: provider.id, addrs: provider.addrs.into() });
+                }
+            }
+            contacts
+        })
+    }
+}
+
+/// Joins `names`, beginning with `seeds`, and lets others find this node on them.
+pub(crate) async fn join(
+    names: &[String],
+    seeds: &[Contact],
+    overlay: &Overlay,
+    dht: &Dht,
+    host: &Supervisor,
+) -> Result<(), ConfigError> {
+    for name in names {
+        let topic = overlay.topic(name.as_str()).join(seeds.iter().cloned(), Deadline::after(JOIN_TIMEOUT));
+        topic.await.map_err(|source| ConfigError::Topic { name: name.clone(), source })?;
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<Key> = names.iter().map(|name| key(TopicId::of(name))).collect();
+    let dht = dht.clone();
+    let _ = host
+        .spawn_restarting(ANNOUNCER, move |stop| Box::pin(announce(dht.clone(), keys.clone(), stop)));
+    Ok(())
+}
+
+async fn announce(dht: Dht, keys: Vec<Key>, stop: Stop) {
+    for key in keys {
+        loop {
+            let told = tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                told = dht.provide(key, Deadline::after(TELL_TIMEOUT)) => told,
+            };
+            match told {
+                Ok(_) => break,
+                Err(error) => tracing::debug!(%error, "nobody was told of a topic"),
+            }
+            tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                () = tokio::time::sleep(TELL_AGAIN) => {}
+            }
+        }
+    }
+}
+
+/// Where a topic is in the DHT. The name of a topic is a hash already.
+fn key(topic: TopicId) -> Key {
+    Key::from_bytes(*topic.as_bytes())
+}
