@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     Deadline, Metrics, NodeId, Supervisor,
-    net::{Endpoint, Identity},
+    net::{Endpoint, Identity, Transport},
     now,
     prometheus_client::{encoding::text::encode, registry::Registry},
     sim::{Latency, Line, SimNet, SimTransport},
@@ -55,16 +55,21 @@ impl World {
         World { net, began: now() }
     }
 
+    pub(crate) fn transport(&self, number: u8) -> SimTransport {
+        SimTransport::new(&self.net, ip(number), &identity(number))
+    }
+
     pub(crate) fn endpoint(&self, number: u8, host: &Supervisor) -> Endpoint {
-        let identity = identity(number);
-        let transport = SimTransport::new(&self.net, ip(number), &identity);
-        let endpoint = Endpoint::builder(identity).transport(Arc::new(transport));
-        endpoint.listen(SocketAddr::new(ip(number), PORT)).start(host).unwrap()
+        endpoint_on(Arc::new(self.transport(number)), number, host)
     }
 
     pub(crate) async fn node_with(&self, number: u8, builder: Builder) -> Node {
+        self.node_on(Arc::new(self.transport(number)), number, builder).await
+    }
+
+    pub(crate) async fn node_on(&self, transport: Arc<dyn Transport>, number: u8, builder: Builder) -> Node {
         let (host, registry, metrics) = host(number.into());
-        let endpoint = self.endpoint(number, &host);
+        let endpoint = endpoint_on(transport, number, &host);
         let began = self.began;
         let unix = move || Duration::from_secs(1_800_000_000) + now().saturating_duration_since(began);
         let builder = builder.seed(number.into()).unix_clock(unix).metrics(metrics);
@@ -91,6 +96,11 @@ impl World {
         tokio::time::sleep(5 * SECOND).await;
         members
     }
+}
+
+fn endpoint_on(transport: Arc<dyn Transport>, number: u8, host: &Supervisor) -> Endpoint {
+    let endpoint = Endpoint::builder(identity(number)).transport(transport);
+    endpoint.listen(SocketAddr::new(ip(number), PORT)).start(host).unwrap()
 }
 
 /// A node over TLS on the loopback interface.
