@@ -164,10 +164,7 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let dht = Dht::builder().seeds(seeds.clone()).seed(node.seed);
     let dht = if is_client { dht.client() } else { dht };
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
-    let overlay = Overlay::builder().seed(node.seed).unix_clock({
-        let node = node.clone();
-        move || node.unix_time()
-    });
+    let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());
     let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
     tokio::join!(checkers.provided.live(number, is_client, dht), checkers.news.live(number, overlay, seeds));
 }

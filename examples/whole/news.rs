@@ -103,7 +103,8 @@ impl News {
             let by = sim.rng().u8(0..nodes);
             let (topic, owed) = {
                 let state = self.state();
-                let owed: BTreeSet<u8> = state.readers.keys().copied().filter(|&reader| reader != by).collect();
+                let owed: BTreeSet<u8> =
+                    state.readers.keys().copied().filter(|&reader| reader != by).collect();
                 (state.readers.get(&by).map(|reader| reader.topic.clone()), owed)
             };
             let Some(topic) = topic else { continue };

@@ -70,10 +70,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let dht =
         dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
 
-    let settings = ron_overlay::Settings {
-        max_conns: config.overlay.max_conns,
-        ..ron_overlay::Settings::default()
-    };
+    let settings =
+        ron_overlay::Settings { max_conns: config.overlay.max_conns, ..ron_overlay::Settings::default() };
     let overlay = Overlay::builder().settings(settings).external(config.net.external.clone());
     let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
     topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;

@@ -128,7 +128,10 @@ async fn tell(nodes: &mut [Node], publisher: usize, words: &'static str) -> Resu
         expect(message.id() == receipt.id && message.payload() == words, "what is heard is what was said")?;
         heard += 1;
     }
-    println!("{name} publishes {words:?} and the {heard} others hear it ({:.1?})", Instant::from(now()) - began);
+    println!(
+        "{name} publishes {words:?} and the {heard} others hear it ({:.1?})",
+        Instant::from(now()) - began
+    );
     Ok(())
 }
 

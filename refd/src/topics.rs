@@ -59,8 +59,7 @@ pub(crate) async fn join(
     }
     let keys: Vec<Key> = names.iter().map(|name| key(TopicId::of(name))).collect();
     let dht = dht.clone();
-    let _ = host
-        .spawn_restarting(ANNOUNCER, move |stop| Box::pin(announce(dht.clone(), keys.clone(), stop)));
+    let _ = host.spawn_restarting(ANNOUNCER, move |stop| Box::pin(announce(dht.clone(), keys.clone(), stop)));
     Ok(())
 }
 

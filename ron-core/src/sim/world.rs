@@ -48,6 +48,13 @@ impl SimNode {
     pub fn unix_time(&self) -> Duration {
         self.clock.read()
     }
+
+    /// What tells it, for parts that outlive the call: it does not keep the node.
+    #[must_use]
+    pub fn unix_clock(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
+        let clock = self.clock.clone();
+        move || clock.read()
+    }
 }
 
 impl fmt::Debug for SimNode {
