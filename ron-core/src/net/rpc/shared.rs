@@ -114,6 +114,8 @@ pub(super) struct Shared {
     /// Events that their owner keeps until they are asked for, and whether they are.
     pub(super) outbox: OnceLock<Arc<dyn Outbox>>,
     pub(super) is_emptying: AtomicBool,
+    /// Whether any were sent since that was last looked at.
+    pub(super) is_poured: AtomicBool,
     /// Whether the service was told of its beginning, and whether it is over: see [`Shared::live`].
     pub(super) life: AtomicU8,
     /// Tells the writer to look into the outbox.
@@ -477,11 +479,17 @@ impl Shared {
         self.life.fetch_or(end as u8, Ordering::AcqRel) & !(end as u8) != 0
     }
 
-    /// Events of the outbox were taken.
+    /// Events of the outbox were taken. Noted when somebody asks since when it is unused, which is rare.
     pub(super) fn poured(&self) {
-        let mut state = self.state.lock();
-        state.used = now();
-        state.asked = state.used;
+        self.is_poured.store(true, Ordering::Relaxed);
+    }
+
+    fn note_poured(&self, state: &mut State) {
+        if self.is_poured.load(Ordering::Relaxed) {
+            self.is_poured.store(false, Ordering::Relaxed);
+            state.used = now();
+            state.asked = state.used;
+        }
     }
 
     /// Whether events of an outbox would be sent over it.
@@ -514,7 +522,8 @@ impl Shared {
 
     /// When it was last used in either direction, if nothing is open now.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         state.streams.is_idle().then_some(state.used)
     }
 
@@ -522,13 +531,15 @@ impl Shared {
     /// moves when it begins.
     pub(super) fn served_since(&self) -> Option<Instant> {
         let mut state = self.state.lock();
+        self.note_poured(&mut state);
         let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max().unwrap_or(state.used);
         state.calls.is_empty().then_some(moved)
     }
 
     /// When we last called over a session on which only the peer has something open.
     pub(super) fn unasked_since(&self) -> Option<Instant> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         state.calls.is_empty().then_some(state.asked)
     }
 
@@ -617,7 +628,8 @@ impl Shared {
     /// Whether silence is to be expected: we are at work, wait for an answer whose time has not come, or are the one
     /// who talks.
     pub(super) fn is_waiting(&self) -> bool {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         !state.serving.is_empty()
             || !state.calls.is_empty() && state.until.is_some_and(|until| !until.has_passed())
             || now().duration_since(state.used) < self.settings.idle_timeout
