@@ -118,7 +118,7 @@ pub(super) struct Shared {
     pub(super) is_poured: AtomicBool,
     /// Whether the service was told of its beginning, and whether it is over: see [`Shared::live`].
     pub(super) life: AtomicU8,
-    /// Tells the writer to look into the outbox.
+    /// Tells the writer to look into the lanes and the outbox: whoever pushes or closes rings.
     pub(super) bell: Notify,
     /// How many exchanges we may have open.
     pub(super) places: Permits,
@@ -308,7 +308,10 @@ impl Shared {
         // The frame itself is handed over, and only if there is room for its bytes; its head is what is noted.
         let head = Frame { cap: frame.cap.clone(), payload: Bytes::new(), ..frame };
         match self.urgent.try_push(frame) {
-            Ok(()) => self.note_sent(&mut state, &head),
+            Ok(()) => {
+                self.note_sent(&mut state, &head);
+                self.bell.notify_one();
+            }
             Err(CallError::Canceled) => return Err(RpcError::Closed),
             Err(refused) => return Err(refused.into()),
         }
@@ -342,7 +345,10 @@ impl Shared {
         state.used = now();
         state.asked = state.used;
         match self.bulk.try_push(frame) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.bell.notify_one();
+                Ok(())
+            }
             Err(CallError::Canceled) => Err(RpcError::Closed),
             Err(refused) => Err(refused.into()),
         }
@@ -394,6 +400,7 @@ impl Shared {
         };
         let frame = serving.frame(flags, Code::Partial, chunk);
         self.bulk.try_push(frame.clone())?;
+        self.bell.notify_one();
         serving.set_progress(Progress::Begun);
         self.note_sent(&mut state, &frame);
         Ok(())
@@ -445,6 +452,7 @@ impl Shared {
 
     /// A lane whose room is counted refuses only when it is closed. If not, the two ends are out of step.
     fn expect_room(&self, state: &mut State, pushed: Result<(), CallError>) {
+        self.bell.notify_one();
         if matches!(pushed, Err(CallError::Busy { .. })) {
             self.fail(state, Why::Overflow);
         }
@@ -751,6 +759,7 @@ impl Shared {
         self.bulk.close();
         self.bulk_room.close();
         self.is_emptying.store(false, Ordering::Release);
+        self.bell.notify_one();
         self.count(Counter::SessionsClosed, why.reason());
         for call in calls {
             call.slot.end(Err(RpcError::Closed));
