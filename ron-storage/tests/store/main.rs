@@ -1,0 +1,5 @@
+//! A store through its handle.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
+
+mod basics;
