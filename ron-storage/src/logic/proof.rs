@@ -145,6 +145,36 @@ pub fn proof_steps<N: Nodes + ?Sized>(
     Ok(steps)
 }
 
+/// The piece of a proof of `wanted` that lies in `groups`, whose bytes are `bytes`. Nothing unproven is in it.
+///
+/// # Errors
+/// [`TreeError::Group`], [`TreeError::Node`] or [`TreeError::Missing`] if bytes or outboard are not those of this object.
+pub fn proof_piece<N: Nodes + ?Sized>(
+    id: &ContentId,
+    shape: Shape,
+    wanted: &GroupSet,
+    groups: Range<u64>,
+    nodes: &N,
+    bytes: &[u8],
+) -> Result<Bytes, TreeError> {
+    let begin = shape.group(groups.start).start;
+    let steps = proof_steps(id, shape, wanted, groups, nodes)?;
+    let room: usize = steps.iter().map(|step| step.nodes.len()).sum();
+    let mut piece = BytesMut::with_capacity(bytes.len() + room);
+    for step in steps {
+        let at = shape.group(step.group);
+        let wrong = TreeError::Group { offset: at.start };
+        let within = |offset: u64| usize::try_from(offset - begin).map_err(|_| wrong);
+        let group = bytes.get(within(at.start)?..within(at.end)?).ok_or(wrong)?;
+        if group_hash(step.group, shape.groups() == 1, group) != step.hash {
+            return Err(wrong);
+        }
+        piece.put_slice(&step.nodes);
+        piece.put_slice(group);
+    }
+    Ok(piece.freeze())
+}
+
 /// A group out of a proof, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvenGroup {
@@ -344,15 +374,13 @@ mod tests {
         let mut proof = proof_header(tree.shape).to_vec();
         let mut next = 0;
         while next < tree.shape.groups() {
-            for step in proof_steps(&tree.id, tree.shape, wanted, next..next + job, &tree.nodes[..]).unwrap()
-            {
-                proof.extend_from_slice(&step.nodes);
-                let at = tree.shape.group(step.group);
-                let bytes = &content[at.start as usize..at.end as usize];
-                assert_eq!(group_hash(step.group, tree.shape.groups() == 1, bytes), step.hash);
-                proof.extend_from_slice(bytes);
-            }
-            next += job;
+            let end = tree.shape.groups().min(next.saturating_add(job));
+            let at = tree.shape.group(next).start as usize..tree.shape.group(end - 1).end as usize;
+            let (bytes, nodes) = (&content[at], &tree.nodes[..]);
+            proof.extend_from_slice(
+                &proof_piece(&tree.id, tree.shape, wanted, next..end, nodes, bytes).unwrap(),
+            );
+            next = end;
         }
         proof
     }
@@ -432,6 +460,18 @@ mod tests {
         assert_eq!(empty, [0; 8]);
         let (groups, end) = read(ProofReader::whole(ContentId::of(b""), 0), &empty, 3);
         assert_eq!((groups.len(), groups[0].bytes.len(), end), (1, 0, Ok(())));
+    }
+
+    #[test]
+    fn nothing_wrong_gets_into_a_proof() {
+        let mut content = content(4 * 65536);
+        let tree = Tree::of(&content);
+        let all = GroupSet::all(tree.shape);
+        let piece = |content: &[u8]| proof_piece(&tree.id, tree.shape, &all, 2..4, &tree.nodes[..], content);
+        assert!(piece(&content[2 * 65536..]).is_ok());
+        assert_eq!(piece(&content[2 * 65536 + 1..]), Err(TreeError::Group { offset: 2 * GROUP }));
+        content[3 * 65536 + 7] ^= 1;
+        assert_eq!(piece(&content[2 * 65536..]), Err(TreeError::Group { offset: 3 * GROUP }));
     }
 
     #[test]

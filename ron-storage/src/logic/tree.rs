@@ -79,6 +79,20 @@ pub enum TreeError {
     Trailing,
 }
 
+impl TreeError {
+    /// Where in the object it is; its beginning if it is nowhere in particular.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        match self {
+            TreeError::Group { offset }
+            | TreeError::Node { offset }
+            | TreeError::Missing { offset }
+            | TreeError::Truncated { offset } => *offset,
+            TreeError::TooLarge { .. } | TreeError::Outside { .. } | TreeError::Trailing => 0,
+        }
+    }
+}
+
 /// The size of an object, and with it the form of its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
