@@ -3,7 +3,7 @@
 use std::{
     error::Error,
     fmt, io,
-    ops::RangeBounds,
+    ops::{Range, RangeBounds},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,8 +17,9 @@ use ron_core::{
 };
 
 use crate::{
-    Put, Reader, Settings, StorageError, Stored,
+    Proof, Put, Reader, Settings, StorageError, Stored,
     actor::{Errand, GetPool, start_gets, start_keeper},
+    logic::{proof::GroupSet, tree::Shape},
     metrics::{DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
     objects::Objects,
     reading::resolve,
@@ -401,6 +402,28 @@ impl Store {
         Ok(Reader::new(Arc::clone(&self.inner), place, id, stat.len, range))
     }
 
+    /// Begins to read the groups of 64 KiB that hold `ranges`, each cut at the object's end, with the proof that they belong
+    /// to its name. The deadline is for the beginning, as of [`get`](Self::get).
+    ///
+    /// # Errors
+    /// [`StorageError::Range`] if none of the ranges is inside the object, and those of [`get`](Self::get).
+    pub async fn get_proof(
+        &self,
+        id: ContentId,
+        ranges: &[Range<u64>],
+        deadline: Deadline,
+    ) -> Result<Proof, StorageError> {
+        let stat = self.stat(id, deadline).await?;
+        let shape = Shape::of(stat.len);
+        let wanted = GroupSet::covering(shape, ranges.iter().cloned());
+        if wanted.is_empty() {
+            return Err(StorageError::Range { len: stat.len });
+        }
+        let place = self.admit(&self.inner.get_streams)?;
+        self.inner.counts.gets.add(1);
+        Ok(Proof::new(Arc::clone(&self.inner), place, id, shape, wanted))
+    }
+
     /// The whole of an object of at most `limit` bytes.
     ///
     /// # Errors
@@ -555,6 +578,11 @@ impl Store {
     /// twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn metrics(&self) -> &Metrics {
+        self.group.metrics()
     }
 
     fn admit(&self, streams: &Arc<Streams>) -> Result<Place, StorageError> {

@@ -33,18 +33,26 @@
 //! | keep it in memory | [`Builder::memory`] |
 //! | store | [`Store::put`], [`Store::put_bytes`], [`Store::put_expect`], [`Store::put_with`] |
 //! | read all or a part, verified | [`Store::get`], [`Store::get_bytes`] |
+//! | read it with the proof that others can verify | [`Store::get_proof`] |
 //! | know what is there | [`Store::has`], [`Store::stat`], [`Store::list`], [`Store::usage`] |
 //! | get rid of it | [`Store::delete`]; [`Store::pin`], [`Store::unpin`] and [`Store::gc`] |
 //! | know that it is still what it was | [`Store::scrub`] |
 //! | see how it is doing | [`Store::events`], [`Store::ready`], the metrics in `docs/operating.md` |
 //! | share it fairly between clients | [`Store::for_client`] |
 //! | change settings while it runs | [`Store::reload`] |
+//! | serve it over HTTP | the module `http`, with the feature `http` |
 
 mod actor;
 mod error;
 mod handle;
+#[cfg(feature = "http")]
+pub mod http;
+// Public for the fuzz targets, and no part of the interface: what hosts see is exported below.
+#[doc(hidden)]
+pub mod logic;
 mod metrics;
 mod objects;
+mod proving;
 mod reading;
 mod settings;
 mod streams;
@@ -52,6 +60,8 @@ mod writing;
 
 pub use error::StorageError;
 pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
+pub use logic::tree::TreeError;
+pub use proving::Proof;
 pub use reading::Reader;
 pub use settings::{GROUP_BYTES, Settings};
 pub use writing::{Durability, Put, Stored};

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, btree_map},
     ops::Range,
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -11,6 +12,10 @@ use ron_core::{ContentId, Lock, LockSpec, Metrics};
 use crate::{
     StorageError,
     handle::{Collected, Cursor, Gc, Page, Scrubbed, Stat, Usage},
+    logic::{
+        proof::{GroupSet, proof_piece},
+        tree::{Shape, Tree, TreeError, check_groups, group_hashes},
+    },
     settings::Settings,
 };
 
@@ -22,11 +27,14 @@ pub(crate) const OBJECTS: LockSpec = LockSpec::new("ron-storage", "objects", 710
 pub(crate) struct Read {
     pub(crate) id: ContentId,
     pub(crate) bytes: Range<u64>,
+    /// The whole proof of which this is a piece, if these bytes, whole groups then, are wanted with their nodes.
+    pub(crate) proof: Option<Arc<GroupSet>>,
 }
 
 #[derive(Debug)]
 struct Kept {
     content: Bytes,
+    outboard: Bytes,
     is_pinned: bool,
 }
 
@@ -47,13 +55,19 @@ impl Objects {
 
     /// The bytes asked for, once they are seen to be those of the object.
     pub(crate) fn read(&self, read: &Read) -> Result<Bytes, StorageError> {
-        let Read { id, bytes } = read;
-        let content = self.kept.lock().get(id).map(|kept| kept.content.clone());
-        let content = content.ok_or(StorageError::NotFound { id: *id })?;
-        if ContentId::of(&content) != *id {
-            return Err(StorageError::Corrupt { id: *id, at: 0 });
-        }
+        let Read { id, bytes, proof } = read;
+        let kept = self.kept.lock().get(id).map(|kept| (kept.content.clone(), kept.outboard.clone()));
+        let (content, outboard) = kept.ok_or(StorageError::NotFound { id: *id })?;
+        let shape = Shape::of(content.len() as u64);
+        let groups = shape.covering(bytes.clone());
         let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
+        let whole = at(shape.group(groups.start).start)..at(shape.group(groups.end.saturating_sub(1)).end);
+        let damaged = |error: TreeError| StorageError::Corrupt { id: *id, at: error.offset() };
+        if let Some(wanted) = proof {
+            return proof_piece(id, shape, wanted, groups, &outboard[..], &content[whole]).map_err(damaged);
+        }
+        let hashes = group_hashes(id, shape, groups.clone(), &outboard[..]).map_err(damaged)?;
+        check_groups(shape, groups.start, &hashes, &content[whole]).map_err(damaged)?;
         Ok(content.slice(at(bytes.start)..at(bytes.end)))
     }
 
@@ -74,7 +88,8 @@ impl Objects {
             }
             btree_map::Entry::Vacant(place) => {
                 settings.check_quota(used, objects, content.len() as u64)?;
-                place.insert(Kept { content, is_pinned: pin });
+                let outboard = Tree::of(&content).nodes;
+                place.insert(Kept { content, outboard, is_pinned: pin });
                 Ok(false)
             }
         }
