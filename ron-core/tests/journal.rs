@@ -12,8 +12,7 @@ use ron_core::{
     disk::{DiskError, RealDisk},
     journal::{
         Damage, Entry, Item, JournalError, OnDamage, Opening, Position, RECORD_BYTES_MAX, Recovered, Salts,
-        Segments,
-        Settings,
+        Segments, Settings,
     },
     sim::{CrashStyle, Fault, SimDisk},
 };
@@ -551,6 +550,12 @@ fn a_named_record_is_the_same_record() {
     let at = journal.commit([Entry::named(1, b"payload", &name), Entry::new(1, b"payload")]).unwrap();
     let read = at.iter().map(|at| journal.read(*at).unwrap());
     assert!(read.into_iter().all(|record| record.name == name && &record.payload[..] == b"payload"));
+    let reader = journal.reader();
+    assert_eq!(reader.read_sized(at[1], 7), journal.read(at[1]));
+    for wrong in [0, 6, 8, 4096, u32::MAX] {
+        assert!(matches!(reader.read_sized(at[1], wrong), Err(JournalError::NoRecord { .. })), "{wrong}");
+    }
     let wrong = journal.commit([Entry::named(1, b"payload", &ContentId::of(b"other"))]).unwrap();
     assert!(matches!(journal.read(wrong[0]), Err(JournalError::Damaged { .. })));
+    assert_eq!(reader.read_sized(wrong[0], 7), journal.read(wrong[0]));
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use ron_core::{ConfigError, ContentId, ErrorKind};
+use ron_core::{ConfigError, ContentId, ErrorKind, disk::DiskError, journal::JournalError};
 
 /// Why the store did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -135,3 +135,29 @@ ron_core::refusals!(StorageError {
     | StorageError::Version { .. }
     | StorageError::Disk { .. } => ErrorKind::Disk,
 });
+
+/// What a failure of the disk means to a caller.
+pub(crate) fn of_disk(error: DiskError) -> StorageError {
+    match error {
+        DiskError::NoSpace { .. } => StorageError::Full,
+        DiskError::Locked { path } => StorageError::Locked { path },
+        other => StorageError::Disk { message: other.to_string() },
+    }
+}
+
+/// What a failure of the journal means to a caller.
+pub(crate) fn of_journal(error: JournalError) -> StorageError {
+    match error {
+        JournalError::Busy { what, retry_after } => StorageError::Busy { what, retry_after },
+        JournalError::Timeout { op } => StorageError::Timeout { op },
+        JournalError::Canceled => StorageError::Canceled,
+        JournalError::Panicked { op } => StorageError::Panicked { op },
+        JournalError::NoSpace => StorageError::Full,
+        JournalError::Locked => StorageError::Locked { path: "log".into() },
+        JournalError::UnknownVersion { version, .. } => {
+            StorageError::Version { found: version.into(), known: 1 }
+        }
+        JournalError::Disk(error) => of_disk(error),
+        other => StorageError::Disk { message: other.to_string() },
+    }
+}

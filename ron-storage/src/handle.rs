@@ -4,24 +4,30 @@ use std::{
     error::Error,
     fmt, io,
     ops::{Range, RangeBounds},
+    path::PathBuf,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use ron_core::{
-    ClientKey, ContentId, Deadline, Feed, Gate, Lane, LaneSpec, Metrics, Pass, Ratio, ReadyGate, ReadyStatus,
-    Snapshot, Stopped, Subscriber, Supervisor, Tally,
+    Affects, ClientKey, ContentId, Deadline, Feed, Gate, Histogram, Lane, LaneSpec, Metrics, Pacer, Pass,
+    Ratio, ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor, Tally,
+    disk::{Disk, MemoryDisk},
 };
 
 use crate::{
     Proof, Put, Reader, Settings, StorageError, Stored,
-    actor::{Errand, GetPool, start_gets, start_keeper},
+    actor::{
+        Errand, GetPool, KEEPER, Keeper, PutPool, SCRUBBER, SCRUBS, UPKEEP, keep, pace, scrub_all,
+        start_gets, start_puts,
+    },
     logic::{proof::GroupSet, tree::Shape},
-    metrics::{DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
+    metrics::{COMMIT_SECONDS, DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
     objects::Objects,
+    opening::{Opened, Site, open},
     reading::resolve,
     streams::{Place, Streams},
 };
@@ -52,6 +58,23 @@ pub enum Event {
     Deleted {
         /// Its name.
         id: ContentId,
+    },
+    /// An object is not what was stored. It is not served any more; putting it again mends it.
+    Quarantined {
+        /// Its name.
+        id: ContentId,
+    },
+    /// The journal was compacted.
+    Compacted {
+        /// Bytes that this gave back.
+        bytes: u64,
+    },
+    /// Everything was read.
+    Scrubbed {
+        /// Objects that were read.
+        objects: u64,
+        /// Those of them that are damaged, up to a thousand.
+        damaged: usize,
     },
 }
 
@@ -187,14 +210,32 @@ pub struct Usage {
 /// How a store is made. See [`Store::builder`].
 #[derive(Default)]
 pub struct Builder {
+    data: Option<(Arc<dyn Disk>, PathBuf)>,
+    seed: Option<u64>,
     settings: Settings,
     metrics: Option<Metrics>,
 }
 
 impl Builder {
-    /// Keeps objects in memory only: nothing reaches a disk, and all is gone with the store.
+    /// Keeps objects in directory `path` of `disk`, usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`].
     #[must_use]
-    pub fn memory(self) -> Self {
+    pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
+        self.data = Some((disk, path.into()));
+        self
+    }
+
+    /// Keeps objects in memory only, as without [`data`](Self::data): nothing reaches a disk, and all is gone with the
+    /// store.
+    #[must_use]
+    pub fn memory(mut self) -> Self {
+        self.data = None;
+        self
+    }
+
+    /// Where randomness begins, for runs that can be repeated. Whoever knows it can forge records, so for tests only.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 
@@ -219,31 +260,82 @@ impl Builder {
     /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
     /// directory, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
     pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
-        let Builder { settings, metrics, .. } = self;
+        let Builder { data, seed, settings, metrics } = self;
         settings.check()?;
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("storage", settings.drain, metrics);
-        let metrics = group.metrics();
-        let objects = Arc::new(Objects::memory(metrics));
-        let gets = start_gets(&group, &settings, &objects).map_err(no_threads)?;
-        let upkeep = start_keeper(&group, &objects);
-        let full = gets.watch(supervisor.ready(), WRITES_AT, READS_AT);
-        let events = Feed::open(EVENTS, metrics);
+        let metrics = group.metrics().clone();
+        // What stops after the keeper, the younger first: it writes the index when nobody writes any more.
+        let journal_group = group.child("storage journal", settings.drain, metrics.clone());
+        let pools = group.child("storage pools", settings.drain, metrics.clone());
+        let site = match data {
+            Some((disk, dir)) => Site { disk, dir, is_durable: true, seed },
+            None => Site { disk: Arc::new(MemoryDisk::new()), dir: "store".into(), is_durable: false, seed },
+        };
+        let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
+        if let Some(reason) = &opened.rebuilt {
+            tracing::info!(reason, objects = opened.objects, "the index was made anew from the journal");
+        }
+        let events = Feed::open(EVENTS, &metrics);
         events.close_on(&group.stop());
+        let (upkeep, errands) = Lane::open(UPKEEP, &metrics);
+        upkeep.close_on(&group.stop());
+        let (scrubs, asked) = Lane::open(SCRUBS, &metrics);
+        scrubs.close_on(&group.stop());
+        let objects = Arc::new(Objects::new(parts, events.clone(), upkeep.clone(), &metrics));
+        let gets = start_gets(&pools, &settings, &objects).map_err(no_threads)?;
+        let puts = start_puts(&pools, &settings).map_err(no_threads)?;
+        let ready = supervisor.ready();
+        let mut gates = Vec::from(gets.watch(ready, WRITES_AT, READS_AT));
+        gates.extend(puts.watch(ready, WRITES_AT, Ratio::percent(100)));
+        let settings = Snapshot::new(settings);
+        gates.push(space_gate(ready, &objects, &settings));
+        let (rate, burst) = pace(&settings.load());
+        let pacer = Arc::new(Pacer::new(rate, burst));
+        let put_streams = Streams::new("put_streams", settings.load().put_streams, PUT_STREAMS, &metrics);
+        let keeper = Arc::new(Keeper {
+            objects: Arc::clone(&objects),
+            settings: settings.clone(),
+            put_streams: Arc::clone(&put_streams),
+            pacer: Arc::clone(&pacer),
+            custody: Mutex::new(Some(custody)),
+            below: vec![journal_group, pools],
+        });
+        let scrubbing = Arc::clone(&keeper);
+        let _ = group
+            .spawn_restarting(KEEPER, move |stop| Box::pin(keep(Arc::clone(&keeper), errands.clone(), stop)));
+        let _ = group.spawn_restarting(SCRUBBER, move |stop| {
+            Box::pin(scrub_all(Arc::clone(&scrubbing), asked.clone(), stop))
+        });
         let inner = Inner {
             objects,
             gets,
+            puts,
             upkeep,
+            scrubs,
             events,
-            gate: Gate::new("storage_clients", settings.gate(), metrics)?,
-            get_streams: Streams::new("get_streams", settings.get_streams, GET_STREAMS, metrics),
-            put_streams: Streams::new("put_streams", settings.put_streams, PUT_STREAMS, metrics),
-            counts: Counts::new(metrics),
-            settings: Snapshot::new(settings),
-            _full: full,
+            pacer,
+            gate: Gate::new("storage_clients", settings.load().gate(), &metrics)?,
+            get_streams: Streams::new("get_streams", settings.load().get_streams, GET_STREAMS, &metrics),
+            put_streams,
+            counts: Counts::new(&metrics),
+            settings,
+            opened,
+            _gates: gates,
         };
         Ok(Store { inner: Arc::new(inner), group, client: None })
     }
+}
+
+/// Writes are not ready while the disk has less than it should keep free.
+fn space_gate(ready: &ron_core::Ready, objects: &Arc<Objects>, settings: &Snapshot<Settings>) -> ReadyGate {
+    let (objects, settings) = (Arc::downgrade(objects), settings.clone());
+    ready.probe("storage.space", Affects::Writes, move || {
+        let free = objects.upgrade()?.disk.free_space().ok()?;
+        let reserve = settings.load().reserve_bytes;
+        (free < reserve)
+            .then(|| format!("{free} bytes free, {reserve} are to stay free: delete something").into())
+    })
 }
 
 fn no_threads(_: io::Error) -> StorageError {
@@ -252,7 +344,10 @@ fn no_threads(_: io::Error) -> StorageError {
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("Builder")
+            .field("data", &self.data.as_ref().map(|(_, path)| path))
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -260,14 +355,18 @@ impl fmt::Debug for Builder {
 pub(crate) struct Inner {
     pub(crate) objects: Arc<Objects>,
     pub(crate) gets: GetPool,
+    pub(crate) puts: PutPool,
     pub(crate) upkeep: Lane<Errand>,
+    pub(crate) scrubs: Lane<Reply<Result<Scrubbed, StorageError>>>,
+    pub(crate) pacer: Arc<Pacer>,
     pub(crate) events: Feed<Event>,
     pub(crate) gate: Gate,
     pub(crate) get_streams: Arc<Streams>,
     pub(crate) put_streams: Arc<Streams>,
     pub(crate) counts: Counts,
     pub(crate) settings: Snapshot<Settings>,
-    _full: [ReadyGate; 2],
+    opened: Opened,
+    _gates: Vec<ReadyGate>,
 }
 
 /// The counters of the hot paths, resolved once.
@@ -278,6 +377,7 @@ pub(crate) struct Counts {
     pub(crate) deletes: Tally,
     pub(crate) read_bytes: Tally,
     pub(crate) written_bytes: Tally,
+    pub(crate) commit: Histogram,
 }
 
 impl Counts {
@@ -289,6 +389,7 @@ impl Counts {
             deletes: metrics.tally(DELETES, ""),
             read_bytes: metrics.tally(READ_BYTES, ""),
             written_bytes: metrics.tally(WRITTEN_BYTES, ""),
+            commit: metrics.histogram(COMMIT_SECONDS),
         }
     }
 }
@@ -371,7 +472,7 @@ impl Store {
         E: Into<Box<dyn Error + Send + Sync>>,
     {
         let place = self.admit(&self.inner.put_streams)?;
-        let stored = deadline.limit("put", self.inner.write(place, source, put)).await??;
+        let stored = deadline.limit("put", self.inner.write(&place, source, put, deadline)).await??;
         let counts = &self.inner.counts;
         if stored.existed {
             counts.put_existed.add(1);
@@ -395,7 +496,7 @@ impl Store {
         range: impl RangeBounds<u64>,
         deadline: Deadline,
     ) -> Result<Reader, StorageError> {
-        let stat = self.stat(id, deadline).await?;
+        let stat = self.readable(id, deadline).await?;
         let range = resolve(&range, stat.len)?;
         let place = self.admit(&self.inner.get_streams)?;
         self.inner.counts.gets.add(1);
@@ -413,7 +514,7 @@ impl Store {
         ranges: &[Range<u64>],
         deadline: Deadline,
     ) -> Result<Proof, StorageError> {
-        let stat = self.stat(id, deadline).await?;
+        let stat = self.readable(id, deadline).await?;
         let shape = Shape::of(stat.len);
         let wanted = GroupSet::covering(shape, ranges.iter().cloned());
         if wanted.is_empty() {
@@ -490,10 +591,9 @@ impl Store {
     ///
     /// # Errors
     /// [`StorageError::Pinned`], [`StorageError::Busy`], [`StorageError::Timeout`], [`StorageError::Disk`].
-    #[allow(clippy::unused_async, reason = "a disk is waited for")]
     pub async fn delete(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
         let _pass = self.begin("delete", deadline)?;
-        let existed = self.inner.objects.remove(&id)?;
+        let existed = self.inner.objects.delete(id, deadline).await?;
         if existed {
             self.inner.counts.deletes.add(1);
             self.inner.events.publish(Event::Deleted { id });
@@ -505,20 +605,18 @@ impl Store {
     ///
     /// # Errors
     /// [`StorageError::NotFound`], and those of [`delete`](Self::delete).
-    #[allow(clippy::unused_async, reason = "a disk is waited for")]
     pub async fn pin(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
         let _pass = self.begin("pin", deadline)?;
-        self.inner.objects.set_pinned(&id, true)
+        self.inner.objects.set_pinned(id, true, deadline).await
     }
 
     /// Takes a pin back. Says whether there was one.
     ///
     /// # Errors
     /// As [`pin`](Self::pin).
-    #[allow(clippy::unused_async, reason = "a disk is waited for")]
     pub async fn unpin(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
         let _pass = self.begin("unpin", deadline)?;
-        self.inner.objects.set_pinned(&id, false)
+        self.inner.objects.set_pinned(id, false, deadline).await
     }
 
     /// Deletes what is neither pinned nor young nor kept by `gc`. Others are served meanwhile. Dropping the future does
@@ -530,12 +628,27 @@ impl Store {
         self.inner.upkeep.call("gc", deadline, |reply| Errand::Collect(gc, reply)).await?
     }
 
-    /// Reads everything and quarantines what is not what was stored.
+    /// Compacts now if enough of the journal is garbage, and says how many bytes that gave back. It happens by itself too.
+    ///
+    /// # Errors
+    /// As [`gc`](Self::gc).
+    pub async fn compact(&self, deadline: Deadline) -> Result<u64, StorageError> {
+        self.inner.upkeep.call("compact", deadline, Errand::Compact).await?
+    }
+
+    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines what is not
+    /// what was stored. Dropping the future does not end it.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
     pub async fn scrub(&self, deadline: Deadline) -> Result<Scrubbed, StorageError> {
-        self.inner.upkeep.call("scrub", deadline, Errand::Scrub).await?
+        self.inner.scrubs.call("scrub", deadline, |reply| reply).await?
+    }
+
+    /// What opening the store found and did.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.inner.opened
     }
 
     /// What is kept, and what that takes.
@@ -570,6 +683,8 @@ impl Store {
     pub fn reload(&self, settings: Settings) -> Result<(), StorageError> {
         self.settings().check_change(&settings)?;
         self.inner.gate.reload(settings.gate())?;
+        let (rate, burst) = pace(&settings);
+        self.inner.pacer.set_rate(rate, burst);
         self.inner.settings.replace(settings);
         Ok(())
     }
@@ -583,6 +698,11 @@ impl Store {
     #[cfg(feature = "http")]
     pub(crate) fn metrics(&self) -> &Metrics {
         self.group.metrics()
+    }
+
+    async fn readable(&self, id: ContentId, deadline: Deadline) -> Result<Stat, StorageError> {
+        let stat = self.stat(id, deadline).await?;
+        if stat.is_quarantined { Err(StorageError::Corrupt { id, at: 0 }) } else { Ok(stat) }
     }
 
     fn admit(&self, streams: &Arc<Streams>) -> Result<Place, StorageError> {

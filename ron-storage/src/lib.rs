@@ -30,7 +30,7 @@
 //!
 //! | To | Use |
 //! |---|---|
-//! | keep it in memory | [`Builder::memory`] |
+//! | keep it on disk | [`Builder::data`]; [`Builder::memory`] touches no file |
 //! | store | [`Store::put`], [`Store::put_bytes`], [`Store::put_expect`], [`Store::put_with`] |
 //! | read all or a part, verified | [`Store::get`], [`Store::get_bytes`] |
 //! | read it with the proof that others can verify | [`Store::get_proof`] |
@@ -45,22 +45,34 @@
 mod actor;
 mod error;
 mod handle;
+mod holds;
 #[cfg(feature = "http")]
 pub mod http;
+mod index;
+mod large;
 // Public for the fuzz targets, and no part of the interface: what hosts see is exported below.
 #[doc(hidden)]
 pub mod logic;
 mod metrics;
 mod objects;
+mod opening;
+#[cfg(feature = "planted-bugs")]
+#[doc(hidden)]
+pub mod planted;
+#[cfg(not(feature = "planted-bugs"))]
+#[allow(unreachable_pub, dead_code, reason = "public with the feature, a constant `false` without")]
+mod planted;
 mod proving;
 mod reading;
 mod settings;
 mod streams;
+mod upkeep;
 mod writing;
 
 pub use error::StorageError;
 pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
 pub use logic::tree::TreeError;
+pub use opening::Opened;
 pub use proving::Proof;
 pub use reading::Reader;
 pub use settings::{GROUP_BYTES, Settings};
@@ -70,8 +82,8 @@ pub use writing::{Durability, Put, Stored};
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[actor::GETS, actor::PUTS, actor::UPKEEP, handle::EVENTS],
-        &[actor::GETTER, actor::PUTTER, actor::KEEPER],
-        &[objects::OBJECTS, streams::PLACES],
+        &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
+        &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
+        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED],
     )
 }

@@ -2,4 +2,6 @@
 
 pub mod proof;
 pub mod range;
+pub mod records;
+pub mod table;
 pub mod tree;

@@ -135,8 +135,8 @@ impl Settings {
             (
                 "segment_bytes",
                 u64::from(self.segment_bytes),
-                u64::from(self.segment_bytes) >= (64 << 10).max(2 * small) && self.segment_bytes <= 1 << 30,
-                "65536..=1073741824, and twice small_bytes_max",
+                u64::from(self.segment_bytes) >= (4 << 10).max(2 * small) && self.segment_bytes <= 1 << 30,
+                "4096..=1073741824, and at least twice small_bytes_max",
             ),
             (
                 "upkeep_bytes_per_second",

@@ -289,11 +289,14 @@ mod tests {
         let names = |dir: &str| -> Vec<String> {
             disk.list(path(dir)).unwrap().into_iter().map(|entry| entry.name).collect()
         };
-        assert_eq!((names(""), names("a"), names("a/b")), (
-            vec!["a".to_owned(), "ab".to_owned()],
-            vec!["b".to_owned(), "f".to_owned()],
-            vec!["g".to_owned()],
-        ));
+        assert_eq!(
+            (names(""), names("a"), names("a/b")),
+            (
+                vec!["a".to_owned(), "ab".to_owned()],
+                vec!["b".to_owned(), "f".to_owned()],
+                vec!["g".to_owned()],
+            )
+        );
         assert!(matches!(disk.create(path("a/f")), Err(DiskError::AlreadyExists { .. })));
         assert!(matches!(disk.create(path("none/f")), Err(DiskError::NotFound { .. })));
         assert!(matches!(disk.create(path("../f")), Err(DiskError::BadPath { .. })));

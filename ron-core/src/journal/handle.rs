@@ -21,8 +21,8 @@ use super::{
     format::{BodySum, RECORD_BYTES_MAX, body_sum, record_bytes, sum_of},
 };
 use crate::{
-    Affects, ContentId, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor, TaskSpec,
-    disk::Disk, lane::block_on,
+    Affects, ContentId, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor,
+    TaskSpec, disk::Disk, lane::block_on,
 };
 
 /// Where appends wait for the writer.

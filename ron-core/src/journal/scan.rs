@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use super::{
     Damage, Item, JournalError, OnDamage, Opening, Position, Record, SegmentInfo, Settings,
-    format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_MAGIC, segment_name},
+    format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_BYTES_MAX, RECORD_MAGIC, record_bytes, segment_name},
 };
 use crate::{
     ContentId,
@@ -153,14 +153,56 @@ impl Reader {
     /// [`JournalError::NoRecord`] when none starts there, [`JournalError::Damaged`] when one does and its payload
     /// is not what was written, or a failure of the disk.
     pub fn read(&self, position: Position) -> Result<Record, JournalError> {
+        let (segment, end, file) = self.locate(position)?;
+        let key = segment.key.as_ref().expect("only readable segments are located");
+        let offset = position.offset;
+        let mut window = Window::new(file, end, READ_STEP);
+        let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
+            return Err(JournalError::NoRecord { position });
+        };
+        match window.body(&head, offset)? {
+            Some((name, payload)) => {
+                Ok(Record { position, kind: head.kind, name, payload: Bytes::copy_from_slice(payload) })
+            }
+            None => Err(damaged(position, &head, end)),
+        }
+    }
+
+    /// [`read`](Reader::read) for a caller that knows how long the payload is: one call to the disk, and no copy.
+    ///
+    /// # Errors
+    /// As [`read`](Reader::read); [`JournalError::NoRecord`] also for a record of another length.
+    pub fn read_sized(&self, position: Position, payload: u32) -> Result<Record, JournalError> {
+        let (segment, end, file) = self.locate(position)?;
+        let key = segment.key.as_ref().expect("only readable segments are located");
+        let offset = position.offset;
+        let len = record_bytes(payload.min(RECORD_BYTES_MAX) as usize);
+        // A length is believed only as far as there is a file.
+        if len > end.saturating_sub(offset) as usize {
+            return Err(JournalError::NoRecord { position });
+        }
+        let mut record = vec![0; len];
+        let read = file.read_at(u64::from(offset), &mut record)?;
+        record.truncate(read);
+        let head = record.first_chunk().and_then(|head| Head::decode(head, key, offset));
+        let Some(head) = head.filter(|head| !head.is_seal && head.payload == payload) else {
+            return Err(JournalError::NoRecord { position });
+        };
+        let Some(name) = head.verify(&record) else { return Err(damaged(position, &head, end)) };
+        let payload = Bytes::from(record).slice(HEAD..HEAD + payload as usize);
+        Ok(Record { position, kind: head.kind, name, payload })
+    }
+
+    /// The segment with a record at `position`, where its records end, and its file.
+    fn locate(&self, position: Position) -> Result<(Arc<Segment>, u32, Arc<File>), JournalError> {
         let Position { segment: sequence, offset } = position;
         let no_record = JournalError::NoRecord { position };
         let Some(segment) = self.shared.get(sequence) else {
             return Err(no_record);
         };
-        let Some(key) = &segment.key else {
+        if segment.key.is_none() {
             return Err(JournalError::Damaged { damage: segment.as_damage() });
-        };
+        }
         let end = segment.end.load(Ordering::Acquire);
         if offset < FIRST || offset >= end || offset as usize % ALIGN != 0 {
             return Err(no_record);
@@ -170,23 +212,7 @@ impl Reader {
             Err(DiskError::NotFound { .. }) if self.shared.get(sequence).is_none() => return Err(no_record),
             file => file?,
         };
-        let mut window = Window::new(file, end, READ_STEP);
-        let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
-            return Err(no_record);
-        };
-        match window.body(&head, offset)? {
-            Some((name, payload)) => {
-                Ok(Record { position, kind: head.kind, name, payload: Bytes::copy_from_slice(payload) })
-            }
-            None => {
-                let to = Position {
-                    segment: sequence,
-                    offset: end
-                        .min(offset.saturating_add(u32::try_from(head.record_bytes()).unwrap_or(u32::MAX))),
-                };
-                Err(JournalError::Damaged { damage: Damage { from: position, to } })
-            }
-        }
+        Ok((segment, end, file))
     }
 
     /// All records from `from` on, in order; [`Position::START`] for all there are. Ends where the journal ends when
@@ -201,6 +227,13 @@ impl Reader {
     pub fn segments(&self) -> Vec<SegmentInfo> {
         self.shared.infos()
     }
+}
+
+/// A record whose head is right and whose payload is not.
+fn damaged(from: Position, head: &Head, end: u32) -> JournalError {
+    let len = u32::try_from(head.record_bytes()).unwrap_or(u32::MAX);
+    let to = Position { offset: end.min(from.offset.saturating_add(len)), ..from };
+    JournalError::Damaged { damage: Damage { from, to } }
 }
 
 /// Walks the records of a journal. After an error it ends.

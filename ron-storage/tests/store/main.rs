@@ -3,3 +3,4 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod basics;
+mod world;
