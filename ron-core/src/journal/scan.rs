@@ -18,10 +18,13 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    Damage, Item, JournalError, OnDamage, Position, Record, SegmentInfo,
+    Damage, Item, JournalError, OnDamage, Opening, Position, Record, SegmentInfo, Settings,
     format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_MAGIC, segment_name},
 };
-use crate::disk::{Access, Disk, DiskError, File};
+use crate::{
+    ContentId,
+    disk::{Access, Disk, DiskError, File},
+};
 
 /// Read ahead in a scan: large enough that the system call is noise beside hashing the bytes.
 const SCAN_STEP: usize = 256 << 10;
@@ -64,6 +67,7 @@ pub(super) struct Shared {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     pub(super) on_damage: OnDamage,
+    pub(super) opening: Opening,
     table: Mutex<Table>,
 }
 
@@ -74,8 +78,9 @@ struct Table {
 }
 
 impl Shared {
-    pub(super) fn new(disk: Arc<dyn Disk>, dir: PathBuf, on_damage: OnDamage) -> Self {
-        Shared { disk, dir, on_damage, table: Mutex::default() }
+    pub(super) fn new(disk: Arc<dyn Disk>, dir: PathBuf, settings: &Settings) -> Self {
+        let Settings { on_damage, opening, .. } = *settings;
+        Shared { disk, dir, on_damage, opening, table: Mutex::default() }
     }
 
     pub(super) fn path(&self, sequence: u64) -> PathBuf {
@@ -170,8 +175,8 @@ impl Reader {
             return Err(no_record);
         };
         match window.body(&head, offset)? {
-            Some(payload) => {
-                Ok(Record { position, kind: head.kind, payload: Bytes::copy_from_slice(payload) })
+            Some((name, payload)) => {
+                Ok(Record { position, kind: head.kind, name, payload: Bytes::copy_from_slice(payload) })
             }
             None => {
                 let to = Position {
@@ -235,11 +240,12 @@ impl Scan {
                 continue;
             }
             let position = self.at;
-            if let Some((head, payload)) = window.record(key, position.offset)? {
+            if let Some((head, name, payload)) = window.record(key, position.offset)? {
                 let item = (!head.is_seal).then(|| {
                     Item::Record(Record {
                         position,
                         kind: head.kind,
+                        name,
                         payload: Bytes::copy_from_slice(payload),
                     })
                 });
@@ -354,7 +360,7 @@ impl Window {
         Ok(bytes.first_chunk().and_then(|head| Head::decode(head, key, offset)))
     }
 
-    fn body(&mut self, head: &Head, offset: u32) -> Result<Option<&[u8]>, DiskError> {
+    fn body(&mut self, head: &Head, offset: u32) -> Result<Option<(ContentId, &[u8])>, DiskError> {
         let len = head.record_bytes();
         // Checked before the window grows: a length is believed only as far as there is a file.
         if len > self.limit.saturating_sub(offset) as usize {
@@ -363,13 +369,17 @@ impl Window {
         let Some(record) = self.from(offset, len)?.get(..len) else {
             return Ok(None);
         };
-        Ok(head.verify(record).then(|| &record[HEAD..HEAD + head.payload as usize]))
+        Ok(head.verify(record).map(|name| (name, &record[HEAD..HEAD + head.payload as usize])))
     }
 
     /// The record at `offset` with its payload, if there is a whole one.
-    pub(super) fn record(&mut self, key: &Key, offset: u32) -> Result<Option<(Head, &[u8])>, DiskError> {
+    pub(super) fn record(
+        &mut self,
+        key: &Key,
+        offset: u32,
+    ) -> Result<Option<(Head, ContentId, &[u8])>, DiskError> {
         match self.head(key, offset)? {
-            Some(head) => Ok(self.body(&head, offset)?.map(|payload| (head, payload))),
+            Some(head) => Ok(self.body(&head, offset)?.map(|(name, payload)| (head, name, payload))),
             None => Ok(None),
         }
     }
@@ -449,7 +459,7 @@ impl Survey {
         let mut run = start(FIRST);
         let mut runs = Vec::new();
         loop {
-            if let Some((head, _)) = window.record(key, run.to)? {
+            if let Some((head, ..)) = window.record(key, run.to)? {
                 run.to += u32::try_from(head.record_bytes()).expect("a record ends within its segment");
                 run.records += u64::from(!head.is_seal);
                 run.durable = run.durable.max(head.durable);
@@ -488,6 +498,11 @@ impl Survey {
         }
         verdict.end = end;
         verdict
+    }
+
+    /// For an earlier segment that is not read: its end is known, and it was synced before the next one was made.
+    pub(super) fn trust_earlier(end: u32) -> Verdict {
+        Verdict { end, records: 0, durable: end, is_sealed: false, has_tail: false, damage: Vec::new() }
     }
 
     /// For an earlier segment whose end is unknown, because the header that would say is damaged.
