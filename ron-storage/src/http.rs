@@ -102,16 +102,16 @@ pub fn guarded(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
     let pins = guard("storage_pin", "objects.pin");
     let upkeep = guard("storage_upkeep", "objects.upkeep").deadline(manage::UPKEEP_MAX);
     Router::new()
-        .route("/o/{id}", put(taking::put_object).layer(puts.clone()))
-        .route("/o", post(taking::post_object).layer(puts))
+        .route("/o/{id}", put(taking::put_object).route_layer(puts.clone()))
+        .route("/o", post(taking::post_object).route_layer(puts))
         .route(
             "/o/{id}",
-            axum::routing::delete(manage::delete).layer(guard("storage_delete", "objects.delete")),
+            axum::routing::delete(manage::delete).route_layer(guard("storage_delete", "objects.delete")),
         )
-        .route("/pins/{id}", put(manage::pin).delete(manage::unpin).layer(pins))
-        .route("/o", get(manage::list).layer(lists.clone()))
-        .route("/usage", get(manage::usage).layer(lists))
-        .route("/gc", post(manage::gc).layer(upkeep.clone()))
-        .route("/scrub", post(manage::scrub).layer(upkeep))
+        .route("/pins/{id}", put(manage::pin).delete(manage::unpin).route_layer(pins))
+        .route("/o", get(manage::list).route_layer(lists.clone()))
+        .route("/usage", get(manage::usage).route_layer(lists))
+        .route("/gc", post(manage::gc).route_layer(upkeep.clone()))
+        .route("/scrub", post(manage::scrub).route_layer(upkeep))
         .with_state(store.clone())
 }

@@ -41,8 +41,11 @@
 //! | share it fairly between clients | [`Store::for_client`] |
 //! | change settings while it runs | [`Store::reload`] |
 //! | serve it over HTTP | the module `http`, with the feature `http` |
+//! | fetch from such a server, verified | the module `client`, with the feature `client` |
 
 mod actor;
+#[cfg(feature = "client")]
+pub mod client;
 mod error;
 mod handle;
 mod holds;

@@ -117,9 +117,10 @@ pub(super) async fn list(State(store): State<Store>, request: Request) -> Result
     }))
 }
 
-pub(super) async fn usage(State(store): State<Store>) -> Json<UsageBody> {
+pub(super) async fn usage(State(store): State<Store>, request: Request) -> Result<Json<UsageBody>, Problem> {
+    Query::of(&request, &[])?;
     let usage = store.usage();
-    Json(UsageBody {
+    Ok(Json(UsageBody {
         objects: usage.objects,
         bytes: usage.bytes,
         pinned: usage.pinned,
@@ -127,7 +128,7 @@ pub(super) async fn usage(State(store): State<Store>) -> Json<UsageBody> {
         disk_bytes: usage.disk_bytes,
         garbage_bytes: usage.garbage_bytes,
         free_bytes: usage.free_bytes,
-    })
+    }))
 }
 
 pub(super) async fn delete(

@@ -198,11 +198,14 @@ fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16,
         })
         .collect();
     for (status, what) in [
+        (400, "A parameter is not understood"),
         (429, "Too much at once; retry-after says when"),
         (503, "Stopping, or the disk failed"),
         (504, "Not in time"),
     ] {
-        responses.insert(status.to_string(), json!({"description": what, "content": problem()}));
+        responses
+            .entry(status.to_string())
+            .or_insert_with(|| json!({"description": what, "content": problem()}));
     }
     let mut op = json!({"summary": summary, "responses": responses});
     if !parameters.is_empty() {
