@@ -203,8 +203,10 @@ async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
         return;
     }
     let Some(custody) = custody else { return };
-    let closed =
-        keeper.objects.spawner.blocking("close", Deadline::after(LOOK_EVERY), move || custody.close()).await;
+    // Nobody looks for leftovers after a clean stop, so what was removed must not come back.
+    let large = Arc::clone(&keeper.objects.large);
+    let close = move || large.sync().and_then(|()| custody.close());
+    let closed = keeper.objects.spawner.blocking("close", Deadline::after(LOOK_EVERY), close).await;
     if let Ok(Err(error)) = closed {
         tracing::warn!(%error, "the next start will look for files that nobody needs");
     }
