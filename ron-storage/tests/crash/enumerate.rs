@@ -52,13 +52,15 @@ fn soon() -> Deadline {
 
 /// Runs on a clock and a thread of its own, so that every run makes the same calls.
 fn run<F: Future>(work: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(work)
 }
 
 async fn open(disk: &SimDisk) -> Result<(Store, Supervisor), StorageError> {
     let host = Supervisor::builder("host").inline_blocking(true).seed(1).start();
-    let started = Store::builder().data(Arc::new(disk.clone()), DIR).seed(7).settings(settings()).start(&host).await;
+    let started =
+        Store::builder().data(Arc::new(disk.clone()), DIR).seed(7).settings(settings()).start(&host).await;
     match started {
         Ok(store) => Ok((store, host)),
         Err(error) => {
@@ -194,13 +196,18 @@ async fn act(store: &Store, step: &Step, told: &mut Told) -> Result<(), StorageE
             let before = known(told, number);
             let pins = matches!(step, Step::Pin(_));
             owed(told, number, Owed { pinned: None, ..before });
-            let done = if pins { store.pin(id(number), soon()).await } else { store.unpin(id(number), soon()).await };
+            let done = if pins {
+                store.pin(id(number), soon()).await
+            } else {
+                store.unpin(id(number), soon()).await
+            };
             done?;
             owed(told, number, Owed { pinned: Some(pins), ..before });
         }
         Step::Collect(below) => {
             let goes = |number: &u64, owed: &Owed| *number >= below && owed.pinned != Some(true);
-            let going: Vec<u64> = told.iter().filter(|(number, owed)| goes(number, owed)).map(|(n, _)| *n).collect();
+            let going: Vec<u64> =
+                told.iter().filter(|(number, owed)| goes(number, owed)).map(|(n, _)| *n).collect();
             for number in &going {
                 if known(told, *number).there != Some(false) {
                     owed(told, *number, Owed { there: None, pinned: Some(false) });
@@ -255,7 +262,10 @@ async fn check(store: &Store, disk: &SimDisk, told: &Told) -> Result<Contents, S
     }
     for listed in listed.keys() {
         let Some(number) = names.get(listed) else { return Err(format!("{listed} was never put")) };
-        let got = store.get_bytes(*listed, u64::MAX, soon()).await.map_err(|error| format!("object {number}: {error}"))?;
+        let got = store
+            .get_bytes(*listed, u64::MAX, soon())
+            .await
+            .map_err(|error| format!("object {number}: {error}"))?;
         if got != content(*number) {
             return Err(format!("object {number} has changed"));
         }
@@ -273,7 +283,11 @@ async fn check(store: &Store, disk: &SimDisk, told: &Told) -> Result<Contents, S
 }
 
 /// Opens and checks; then puts something, loses power and checks that this too is there.
-async fn recover_and_go_on(disk: &SimDisk, told: &Told, stands: Option<&Contents>) -> Result<Contents, String> {
+async fn recover_and_go_on(
+    disk: &SimDisk,
+    told: &Told,
+    stands: Option<&Contents>,
+) -> Result<Contents, String> {
     let (store, host) = open(disk).await.map_err(|error| format!("recovery: {error:?}"))?;
     let found = check(&store, disk, told).await?;
     if let Some(stands) = stands.filter(|stands| **stands != found) {
@@ -303,9 +317,14 @@ struct Stats {
 }
 
 fn styles(point: u64, scrambles: u64) -> impl Iterator<Item = CrashStyle> {
-    [CrashStyle::LoseUnsynced, CrashStyle::KeepAll, CrashStyle::Killed, CrashStyle::KeepPrefix { changes: 1 + point as usize % 3 }]
-        .into_iter()
-        .chain((0..scrambles).map(move |seed| CrashStyle::Scramble { seed: point * 1000 + seed }))
+    [
+        CrashStyle::LoseUnsynced,
+        CrashStyle::KeepAll,
+        CrashStyle::Killed,
+        CrashStyle::KeepPrefix { changes: 1 + point as usize % 3 },
+    ]
+    .into_iter()
+    .chain((0..scrambles).map(move |seed| CrashStyle::Scramble { seed: point * 1000 + seed }))
 }
 
 /// How thorough an enumeration is.
@@ -358,14 +377,19 @@ fn crash_recovery(
     };
     let stands = recover(&disk.fork(), None, stats)?;
     let newest = disk.bytes(INDEX);
-    for (kind, index) in [("no", None), ("a torn", newest.as_ref().map(|bytes| &bytes[..bytes.len() / 2])), ("an older", older)] {
+    for (kind, index) in [
+        ("no", None),
+        ("a torn", newest.as_ref().map(|bytes| &bytes[..bytes.len() / 2])),
+        ("an older", older),
+    ] {
         let disk = disk.fork();
         match index {
             Some(bytes) => disk.put(INDEX, bytes),
             None if kind == "no" && newest.is_some() => disk.remove(Path::new(INDEX)).unwrap(),
             None => continue,
         }
-        recover(&disk, Some(&stands), stats).map_err(|complaint| format!("with {kind} index: {complaint}"))?;
+        recover(&disk, Some(&stands), stats)
+            .map_err(|complaint| format!("with {kind} index: {complaint}"))?;
     }
     for again in (1 + point as usize % stride..).step_by(stride) {
         let disk = disk.fork();
@@ -390,8 +414,9 @@ fn crash_recovery(
         for style in [CrashStyle::LoseUnsynced, CrashStyle::Scramble { seed }] {
             let disk = disk.fork();
             disk.restart(style);
-            recover(&disk, Some(&stands), stats)
-                .map_err(|complaint| format!("recovery crashed at its call {again}, {style:?}: {complaint}"))?;
+            recover(&disk, Some(&stands), stats).map_err(|complaint| {
+                format!("recovery crashed at its call {again}, {style:?}: {complaint}")
+            })?;
         }
     }
     Ok(())
@@ -429,7 +454,8 @@ fn acknowledged_objects_survive_a_failure_of_every_call() {
                 break;
             }
             points += 1;
-            for style in [CrashStyle::LoseUnsynced, CrashStyle::Killed, CrashStyle::Scramble { seed: point }] {
+            for style in [CrashStyle::LoseUnsynced, CrashStyle::Killed, CrashStyle::Scramble { seed: point }]
+            {
                 let disk = disk.fork();
                 disk.restart(style);
                 run(recover_and_go_on(&disk, &told, None)).unwrap_or_else(|complaint| {
