@@ -123,6 +123,7 @@ pub(crate) enum Errand {
 pub(crate) struct Keeper {
     pub(crate) objects: Arc<Objects>,
     pub(crate) settings: Snapshot<Settings>,
+    pub(crate) get_streams: Arc<Streams>,
     pub(crate) put_streams: Arc<Streams>,
     pub(crate) pacer: Arc<Pacer>,
     pub(crate) custody: Mutex<Option<Custody>>,
@@ -179,12 +180,13 @@ async fn serve(keeper: &Keeper, upkeep: &mut Upkeep, errand: Errand) {
     }
 }
 
-/// Waits for those who write, and leaves everything so that opening is quick.
+/// Waits for those who write and read, and leaves everything so that opening is quick.
 async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
     let left = stop.drain_until().map_or(Duration::ZERO, Deadline::remaining);
     let until = Deadline::after(left.mul_f64(FINISH_SHARE));
     let is_busy = || keeper.put_streams.open() > 0 || !keeper.objects.holds.is_idle();
-    while is_busy() && !until.has_passed() {
+    // The pools stop after this, so those who read can finish too.
+    while (is_busy() || keeper.get_streams.open() > 0) && !until.has_passed() {
         tokio::time::sleep(LOOK_AT_STOP).await;
     }
     let was_busy = is_busy();

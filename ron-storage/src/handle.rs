@@ -294,10 +294,12 @@ impl Builder {
         gates.push(space_gate(ready, &objects, &settings));
         let (rate, burst) = pace(&settings.load());
         let pacer = Arc::new(Pacer::new(rate, burst));
+        let get_streams = Streams::new("get_streams", settings.load().get_streams, GET_STREAMS, &metrics);
         let put_streams = Streams::new("put_streams", settings.load().put_streams, PUT_STREAMS, &metrics);
         let keeper = Arc::new(Keeper {
             objects: Arc::clone(&objects),
             settings: settings.clone(),
+            get_streams: Arc::clone(&get_streams),
             put_streams: Arc::clone(&put_streams),
             pacer: Arc::clone(&pacer),
             custody: Mutex::new(Some(custody)),
@@ -318,7 +320,7 @@ impl Builder {
             events,
             pacer,
             gate: Gate::new("storage_clients", settings.load().gate(), &metrics)?,
-            get_streams: Streams::new("get_streams", settings.load().get_streams, GET_STREAMS, &metrics),
+            get_streams,
             put_streams,
             counts: Counts::new(&metrics),
             settings,

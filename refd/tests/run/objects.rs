@@ -1,7 +1,7 @@
 //! Objects, from the command line: what a person or a script does with a node.
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -191,4 +191,28 @@ fn a_backup_comes_back() {
         assert!(got.stdout == content(number * 100_000), "{number}");
     }
     assert!(said(refd(&daemon, &new, &["stat", &ids[3]])).contains("pinned\ttrue"));
+}
+
+/// What began is finished: a download that is under way when the node is asked to stop arrives whole.
+#[test]
+fn a_download_is_finished_before_the_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, file) = (dir.path().join("data"), dir.path().join("file"));
+    let daemon = Daemon::start(&data, &[]);
+    let content = content(30 << 20);
+    std::fs::write(&file, &content).unwrap();
+    let id = said(refd(&daemon, &data, &["put", file.to_str().unwrap()])).trim().to_owned();
+    let mut stream = std::net::TcpStream::connect(daemon.admin).unwrap();
+    stream.write_all(format!("GET /o/{id} HTTP/1.1\r\nhost: refd\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = vec![0; 1000];
+    stream.read_exact(&mut answer).unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        stream.read_to_end(&mut answer).map(|_| answer)
+    });
+    let rest = daemon.terminate();
+    assert!(rest.contains(" 0 cut off"), "{rest}");
+    let answer = reader.join().unwrap().unwrap();
+    let body = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    assert!(answer[body..] == content, "{} of {}", answer.len() - body, content.len());
 }
