@@ -1,18 +1,24 @@
 //! Starts the subsystems in the order in which they need each other, and stops them in reverse.
 
-use std::{error::Error, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{Router, http::StatusCode};
 use prometheus_client::registry::Registry;
 use ron_core::{
     Metrics, Supervisor,
-    auth::TokenFile,
+    auth::{Authorizer, TokenFile},
     disk::RealDisk,
     http::{HttpMetrics, Problem, Server, VersionInfo, ops_router},
     net::{Endpoint, Identity},
 };
 use ron_dht::Dht;
 use ron_overlay::Overlay;
+use ron_storage::{StorageError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -34,6 +40,8 @@ pub(crate) struct Running {
     pub(crate) dht: Dht,
     /// Sessions and gossip.
     pub(crate) overlay: Overlay,
+    /// Keeps objects.
+    pub(crate) store: Store,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -47,6 +55,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let core = Metrics::register("ron_core", &mut registry);
     let of_dht = Metrics::register("ron_dht", &mut registry);
     let of_overlay = Metrics::register("ron_overlay", &mut registry);
+    let of_storage = Metrics::register("ron_storage", &mut registry);
     let of_http = HttpMetrics::register("refd", &mut registry);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut registry);
@@ -54,6 +63,14 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let ops = ops_router(host.ready().clone(), Arc::new(registry), version);
     let admin = Server::builder(Router::new().fallback(starting)).ops(ops).listen(config.admin.listen);
     let admin = admin.metrics(core).http_metrics(of_http).start(&host).await?;
+
+    let store = Store::builder().settings(config.storage.settings()).metrics(of_storage);
+    let store = if config.storage.memory {
+        store.memory()
+    } else {
+        store.data(Arc::new(RealDisk::open(&data)?), "store")
+    };
+    let store = store.start(&host).await.map_err(|error| with_path(&data, error))?;
 
     let mut endpoint = Endpoint::builder(identity);
     for addr in &config.net.listen {
@@ -70,16 +87,23 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let dht =
         dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
 
-    let settings =
-        ron_overlay::Settings { max_conns: config.overlay.max_conns, ..ron_overlay::Settings::default() };
-    let overlay = Overlay::builder().settings(settings).external(config.net.external.clone());
+    let overlay =
+        Overlay::builder().settings(config.overlay.settings()).external(config.net.external.clone());
     let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
     topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;
 
     let token = tokens.path().to_owned();
-    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::new(tokens)));
-    admin.mount(Router::new().nest("/dht", of_dht));
-    Ok(Running { host, admin, token, endpoint, dht, overlay })
+    let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
+    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
+    let of_store = ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, tokens));
+    let of_overlay = ron_overlay::http::router(&overlay);
+    admin.mount(of_store.nest("/dht", of_dht).nest("/overlay", of_overlay));
+    Ok(Running { host, admin, token, endpoint, dht, overlay, store })
+}
+
+/// The store says what is wrong, and this where.
+fn with_path(data: &Path, error: StorageError) -> Box<dyn Error> {
+    format!("{}: {}", data.join("store").display(), crate::with_causes(&error)).into()
 }
 
 /// Answers for whatever is still being started.
@@ -99,6 +123,10 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     for addr in node.admin.local_addrs() {
         println!("health, readiness and metrics on http://{addr}/readyz?verbose");
         println!("the DHT on http://{addr}/dht/status; changes need the token in {}", node.token.display());
+        println!(
+            "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
+            node.store.usage().objects
+        );
     }
     let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());
     let watch = async {

@@ -2,11 +2,16 @@
 
 use std::{
     net::SocketAddr,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
-use ron_core::net::{Contact, ContactError};
+use ron_core::{
+    GateLimits,
+    net::{Contact, ContactError},
+};
 use ron_dht::Preset;
 use ron_overlay::OverlayError;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -68,7 +73,7 @@ pub(crate) enum ConfigError {
 /// What a flag can say.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Flags {
-    /// Where keys and records are kept, one directory for each node [default: $XDG_DATA_HOME/refd or
+    /// Where keys, records and objects are kept, one directory for each node [default: $XDG_DATA_HOME/refd or
     /// ~/.local/share/refd].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -81,6 +86,13 @@ pub(crate) struct Flags {
     /// A node to begin with, as it prints itself when it starts. May be given several times.
     #[arg(long, value_name = "NODE_ID@IP:PORT")]
     seed: Vec<String>,
+}
+
+impl Flags {
+    /// Only this one.
+    pub(crate) fn in_dir(data_dir: Option<PathBuf>) -> Self {
+        Flags { data_dir, ..Flags::default() }
+    }
 }
 
 /// All settings.
@@ -97,13 +109,15 @@ pub(crate) struct Config {
     pub(crate) dht: DhtSection,
     /// Sessions and gossip.
     pub(crate) overlay: OverlaySection,
+    /// Keeping objects.
+    pub(crate) storage: StorageSection,
 }
 
 /// The node itself.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct NodeSection {
-    /// Where keys and records are kept; the user's data folder if it is not set.
+    /// Where keys, records and objects are kept; the user's data folder if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data_dir: Option<PathBuf>,
 }
@@ -159,19 +173,204 @@ impl Default for DhtSection {
     }
 }
 
-/// Sessions and gossip.
+/// Sessions and gossip. What is not said is the library's default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OverlaySection {
-    /// Topics to be on from the start. Others are joined when somebody publishes or listens.
+    /// Topics to be on from the start.
     pub(crate) topics: Vec<String>,
     /// Sessions at once.
     pub(crate) max_conns: usize,
+    /// Frames that may wait for one peer.
+    pub(crate) inflight_frames: usize,
+    /// Words that one peer may say in a second.
+    pub(crate) max_rps: u32,
+    /// Copies of one message that are pushed at most.
+    pub(crate) relay_fanout: usize,
+    /// Messages that one peer may be sent in a second because it asked.
+    pub(crate) burst_budget_frames: u32,
+    /// Bytes of a large message that travel together.
+    pub(crate) chunk_bytes: usize,
+    /// Longest frame.
+    pub(crate) max_frame_bytes: usize,
+    /// How long a frame that has begun may take to come.
+    pub(crate) read_timeout_ms: u64,
+    /// How long a peer may take to take what is sent.
+    pub(crate) write_timeout_ms: u64,
+    /// How long a session may be silent.
+    pub(crate) idle_timeout_ms: u64,
+    /// How long HELLO may take.
+    pub(crate) handshake_timeout_ms: u64,
+    /// How long a stop may take to leave and to send what waits.
+    pub(crate) drain_ms: u64,
 }
 
 impl Default for OverlaySection {
     fn default() -> Self {
-        OverlaySection { topics: Vec::new(), max_conns: ron_overlay::Settings::default().max_conns }
+        let default = ron_overlay::Settings::default();
+        OverlaySection {
+            topics: Vec::new(),
+            max_conns: default.max_conns,
+            inflight_frames: default.peer.inflight_frames,
+            max_rps: default.peer.max_rps,
+            relay_fanout: default.gossip.relay_fanout,
+            burst_budget_frames: default.gossip.burst_budget_frames,
+            chunk_bytes: default.chunk_bytes,
+            max_frame_bytes: default.max_frame_bytes,
+            read_timeout_ms: millis(default.read_timeout),
+            write_timeout_ms: millis(default.write_timeout),
+            idle_timeout_ms: millis(default.idle_timeout),
+            handshake_timeout_ms: millis(default.handshake_timeout),
+            drain_ms: millis(default.drain_deadline),
+        }
+    }
+}
+
+impl OverlaySection {
+    /// As the overlay takes them.
+    pub(crate) fn settings(&self) -> ron_overlay::Settings {
+        let mut settings = ron_overlay::Settings {
+            max_conns: self.max_conns,
+            chunk_bytes: self.chunk_bytes,
+            max_frame_bytes: self.max_frame_bytes,
+            read_timeout: Duration::from_millis(self.read_timeout_ms),
+            write_timeout: Duration::from_millis(self.write_timeout_ms),
+            idle_timeout: Duration::from_millis(self.idle_timeout_ms),
+            handshake_timeout: Duration::from_millis(self.handshake_timeout_ms),
+            drain_deadline: Duration::from_millis(self.drain_ms),
+            ..ron_overlay::Settings::default()
+        };
+        settings.peer.inflight_frames = self.inflight_frames;
+        settings.peer.max_rps = self.max_rps;
+        settings.gossip.relay_fanout = self.relay_fanout;
+        settings.gossip.burst_budget_frames = self.burst_budget_frames;
+        settings
+    }
+}
+
+/// Keeping objects. What is not said is the library's default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct StorageSection {
+    /// Whether objects are only kept in memory, and gone with the process.
+    pub(crate) memory: bool,
+    /// Longest object.
+    pub(crate) object_bytes_max: u64,
+    /// Bytes of content in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quota_bytes: Option<u64>,
+    /// Objects in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quota_objects: Option<u64>,
+    /// Free space that puts leave on the disk.
+    pub(crate) reserve_bytes: u64,
+    /// Objects up to this long are records of the journal.
+    pub(crate) small_bytes_max: u32,
+    /// Most that one job reads or writes.
+    pub(crate) chunk_bytes: u32,
+    /// Jobs that read at once.
+    pub(crate) get_workers: NonZeroUsize,
+    /// Jobs that write at once.
+    pub(crate) put_workers: NonZeroUsize,
+    /// Reading jobs that wait.
+    pub(crate) get_lane: usize,
+    /// Writing jobs that wait.
+    pub(crate) put_lane: usize,
+    /// Objects that are read at once.
+    pub(crate) get_streams: usize,
+    /// Objects that are written at once.
+    pub(crate) put_streams: usize,
+    /// Bytes that all streams of one direction hold together.
+    pub(crate) stream_bytes_max: u64,
+    /// Requests of one client in work at once.
+    pub(crate) client_in_flight: u32,
+    /// Requests of one client a second.
+    pub(crate) client_per_second: u64,
+    /// Requests of all clients in work at once.
+    pub(crate) max_inflight: u32,
+    /// Requests of all clients a second.
+    pub(crate) max_rps: u64,
+    /// How long the disk may take for one job of a read.
+    pub(crate) read_timeout_ms: u64,
+    /// How long the disk may take for one job of a write.
+    pub(crate) write_timeout_ms: u64,
+    /// How long a stream may stand still.
+    pub(crate) idle_timeout_ms: u64,
+    /// How long running work may take after a stop.
+    pub(crate) drain_ms: u64,
+    /// Bytes that compaction and scrubbing may read per second.
+    pub(crate) upkeep_bytes_per_second: u64,
+    /// How often everything is read to see whether it is still right; only when asked for without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) scrub_every_hours: Option<u64>,
+}
+
+impl Default for StorageSection {
+    fn default() -> Self {
+        let default = ron_storage::Settings::default();
+        StorageSection {
+            memory: false,
+            object_bytes_max: default.object_bytes_max,
+            quota_bytes: default.quota_bytes,
+            quota_objects: default.quota_objects,
+            reserve_bytes: default.reserve_bytes,
+            small_bytes_max: default.small_bytes_max,
+            chunk_bytes: default.chunk_bytes,
+            get_workers: default.get_workers,
+            put_workers: default.put_workers,
+            get_lane: default.get_lane,
+            put_lane: default.put_lane,
+            get_streams: default.get_streams,
+            put_streams: default.put_streams,
+            stream_bytes_max: default.stream_bytes_max,
+            client_in_flight: default.client_limits.in_flight,
+            client_per_second: default.client_limits.per_second,
+            max_inflight: default.total_limits.in_flight,
+            max_rps: default.total_limits.per_second,
+            read_timeout_ms: millis(default.read_timeout),
+            write_timeout_ms: millis(default.write_timeout),
+            idle_timeout_ms: millis(default.idle_timeout),
+            drain_ms: millis(default.drain),
+            upkeep_bytes_per_second: default.upkeep_bytes_per_second,
+            scrub_every_hours: default.scrub_every.map(|every| every.as_secs() / 3600),
+        }
+    }
+}
+
+impl StorageSection {
+    /// As the store takes them. A burst is two seconds' worth of requests.
+    pub(crate) fn settings(&self) -> ron_storage::Settings {
+        let default = ron_storage::Settings::default();
+        let limits = |limits: GateLimits, per_second: u64, in_flight| GateLimits {
+            per_second,
+            burst: per_second.saturating_mul(2),
+            in_flight,
+            ..limits
+        };
+        ron_storage::Settings {
+            object_bytes_max: self.object_bytes_max,
+            quota_bytes: self.quota_bytes,
+            quota_objects: self.quota_objects,
+            reserve_bytes: self.reserve_bytes,
+            small_bytes_max: self.small_bytes_max,
+            chunk_bytes: self.chunk_bytes,
+            get_workers: self.get_workers,
+            put_workers: self.put_workers,
+            get_lane: self.get_lane,
+            put_lane: self.put_lane,
+            get_streams: self.get_streams,
+            put_streams: self.put_streams,
+            stream_bytes_max: self.stream_bytes_max,
+            client_limits: limits(default.client_limits, self.client_per_second, self.client_in_flight),
+            total_limits: limits(default.total_limits, self.max_rps, self.max_inflight),
+            read_timeout: Duration::from_millis(self.read_timeout_ms),
+            write_timeout: Duration::from_millis(self.write_timeout_ms),
+            idle_timeout: Duration::from_millis(self.idle_timeout_ms),
+            drain: Duration::from_millis(self.drain_ms),
+            upkeep_bytes_per_second: self.upkeep_bytes_per_second,
+            scrub_every: self.scrub_every_hours.map(|hours| Duration::from_secs(hours.saturating_mul(3600))),
+            ..default
+        }
     }
 }
 
@@ -278,6 +477,10 @@ impl Config {
     }
 }
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Puts a variable into its section: a bare word is text, a list is in brackets, as in the file.
 fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
     let parsed = format!("v = {value}").parse::<toml::Table>().ok().and_then(|mut table| table.remove("v"));
@@ -331,10 +534,32 @@ mod tests {
     }
 
     #[test]
+    fn every_key_of_the_store_reaches_it() {
+        let default = StorageSection::default();
+        assert_eq!(default.settings(), ron_storage::Settings::default());
+        // Each key changed by itself changes the settings, and is the same when it is read back.
+        let text = toml::to_string(&StorageSection {
+            quota_bytes: Some(7),
+            quota_objects: Some(7),
+            scrub_every_hours: Some(7),
+            ..default.clone()
+        })
+        .unwrap();
+        for line in text.lines().filter(|line| !line.starts_with("memory")) {
+            let (key, _) = line.split_once(" = ").unwrap();
+            let config = load(&format!("[storage]\n{key} = 9\n"), &[], Flags::default()).unwrap();
+            assert_ne!(config.storage.settings(), default.settings(), "{key}");
+            assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let message = |text: &str, variables: &[(&str, &str)]| {
             load(text, variables, Flags::default()).unwrap_err().to_string()
         };
+        let storage = message("[storage]\nquota = 5\n", &[]);
+        assert!(storage.contains("quota_bytes") && storage.contains("line 2"), "{storage}");
         let unknown = message("[dht]\nsedes = []\n", &[]);
         assert!(
             unknown.contains("sedes") && unknown.contains("seeds") && unknown.contains("line 2"),

@@ -5,23 +5,29 @@
 
 use std::{
     error::Error,
+    net::SocketAddr,
     num::NonZeroUsize,
     time::{Duration, Instant},
 };
 
 use ron_core::{
     ContentId, Deadline, Supervisor,
+    http::Server,
     net::{Endpoint, Identity},
     now,
 };
 use ron_dht::{Contact, Dht};
 use ron_overlay::{Overlay, Subscription, Topic};
+use ron_storage::{Store, client::Client};
 
 const NODES: usize = 5;
 
 /// All but the client.
 const SERVERS: usize = NODES - 1;
 const CLIENT: char = 'e';
+
+/// An object.
+const HELLO: &str = "hello, world";
 
 struct Node {
     name: char,
@@ -47,12 +53,18 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
         began.elapsed()
     );
 
-    let content = ContentId::of(b"hello, world");
+    let server = serve(&nodes[1]).await?;
+    let stored = server.store.put_bytes(HELLO.into(), soon()).await?;
+    let content = stored.id;
+    println!("b keeps {} bytes as {content} and serves them: curl {}/o/{content}", stored.len, server.url);
     let published = nodes[1].dht.provide(content, soon()).await?;
     expect(published.kept == SERVERS - 1, "every other server keeps the record")?;
     println!("b provides {content}; {} nodes keep its signed record", published.kept);
 
     find(&nodes[4], content, &nodes[1]).await?;
+    let fetched = fetch(&server.url, content).await?;
+    expect(fetched == HELLO.as_bytes(), "what e fetches is what b stored")?;
+    println!("e fetches it from b over HTTP and verifies it against its name");
     let key = nodes[2].dht.put(b"a small value", soon()).await?;
     let value = nodes[4].dht.get(key, soon()).await?;
     expect(value == "a small value", "the value that e reads is the one that c wrote")?;
@@ -86,6 +98,30 @@ async fn start(name: char, seeds: Option<Contact>, is_client: bool) -> Result<No
     let news = overlay.topic("news").join(seeds, soon()).await?;
     let heard = news.subscribe(soon()).await?;
     Ok(Node { name, dht, news, heard, host })
+}
+
+/// Objects of a node, over HTTP.
+struct Serving {
+    store: Store,
+    url: String,
+    _server: Server,
+}
+
+async fn serve(node: &Node) -> Result<Serving, Box<dyn Error>> {
+    let store = Store::builder().memory().start(&node.host).await?;
+    let server = Server::builder(ron_storage::http::router(&store));
+    let server = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).start(&node.host).await?;
+    let url = format!("http://{}", server.local_addrs()[0]);
+    Ok(Serving { store, url, _server: server })
+}
+
+async fn fetch(url: &str, id: ContentId) -> Result<Vec<u8>, Box<dyn Error>> {
+    let mut fetch = Client::builder(url).build()?.get(id, .., soon()).await?;
+    let mut content = Vec::new();
+    while let Some(bytes) = fetch.next().await? {
+        content.extend_from_slice(&bytes);
+    }
+    Ok(content)
 }
 
 async fn ready(node: &Node) -> Result<(), Box<dyn Error>> {

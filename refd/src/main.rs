@@ -1,8 +1,11 @@
 //! `refd`: a node in a content-addressed network, assembled from the libraries of the family.
 
 mod assembly;
+mod backup;
+mod client;
 mod config;
 mod demo;
+mod progress;
 mod topics;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -10,7 +13,10 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, ConfigError, Flags};
+use crate::{
+    client::{CODES, Request, Target},
+    config::{Config, ConfigError, Flags},
+};
 
 /// What the environment can say, for `--help`.
 const VARIABLES: &str = "\
@@ -36,6 +42,24 @@ enum Command {
         config: Option<PathBuf>,
         #[command(flatten)]
         flags: Flags,
+    },
+    #[command(flatten)]
+    Ask(Request),
+    /// Writes all objects of a running node and its pins into a directory, verified; again, only what is new.
+    #[command(after_help = CODES)]
+    Backup {
+        /// The directory.
+        directory: PathBuf,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Puts the objects of a backup into a running node and pins what was pinned.
+    #[command(after_help = CODES)]
+    Restore {
+        /// The directory.
+        directory: PathBuf,
+        #[command(flatten)]
+        target: Target,
     },
     /// Five nodes in this process show what a network of them does. Exits with 0 only if all of it held.
     Demo,
@@ -64,7 +88,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("refd: {}", with_causes(&*error));
-            ExitCode::FAILURE
+            ExitCode::from(client::exit_code(&*error))
         }
     }
 }
@@ -75,6 +99,9 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             let config = load(config.as_deref(), flags)?;
             runtime()?.block_on(assembly::run(config))
         }
+        Command::Ask(request) => runtime()?.block_on(client::perform(request)),
+        Command::Backup { directory, target } => runtime()?.block_on(backup::backup(&directory, &target)),
+        Command::Restore { directory, target } => runtime()?.block_on(backup::restore(&directory, &target)),
         Command::Demo => runtime()?.block_on(demo::run()),
         Command::CheckConfig { config } => {
             let mut config = load(config.as_deref(), Flags::default())?;

@@ -6,6 +6,7 @@
 //! no path leaves the root or passes through a symbolic link, so a link planted in the data directory is an error
 //! and not a write somewhere else.
 
+mod memory;
 mod real;
 
 use std::{
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::error::{ErrorKind, Refusal};
 
+pub use memory::MemoryDisk;
 pub use real::RealDisk;
 
 /// Why the disk did not do what it was asked.

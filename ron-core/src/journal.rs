@@ -47,7 +47,7 @@ use bytes::Bytes;
 
 use self::format::BodySum;
 
-use crate::{disk::DiskError, error::ErrorKind};
+use crate::{ContentId, disk::DiskError, error::ErrorKind};
 
 pub use format::{RECORD_BYTES_MAX, record_bytes};
 pub use handle::{COMMITS, Journal, WRITER};
@@ -92,6 +92,13 @@ impl<'a> Entry<'a> {
     pub fn new(kind: u8, payload: &'a [u8]) -> Self {
         Entry { kind, payload, sum: None }
     }
+
+    /// The same, by a caller that knows the payload's name already and saves hashing it again. With another name than
+    /// its own the record counts as damaged from the moment it is written.
+    #[must_use]
+    pub fn named(kind: u8, payload: &'a [u8], name: &ContentId) -> Self {
+        Entry { kind, payload, sum: Some(format::sum_of(name)) }
+    }
 }
 
 /// A record as read back, with its sums checked.
@@ -101,6 +108,8 @@ pub struct Record {
     pub position: Position,
     /// The kind it was appended with.
     pub kind: u8,
+    /// The name of its payload, which was computed to check it.
+    pub name: ContentId,
     /// The bytes it was appended with.
     pub payload: Bytes,
 }
@@ -134,6 +143,17 @@ pub enum OnDamage {
     Report,
 }
 
+/// How much of a journal is read when it is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Opening {
+    /// All of it, so that every record is known to be readable.
+    #[default]
+    ReadAll,
+    /// The last segment, which is the only one that a crash can have torn. Damage in an earlier one is found when it is
+    /// read. For large journals whose owner checks what it reads.
+    ReadLast,
+}
+
 /// Where the random salt of each new segment comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Salts {
@@ -163,6 +183,8 @@ pub struct Settings {
     pub pending_bytes_max: u64,
     /// What to do about damage.
     pub on_damage: OnDamage,
+    /// How much is read when it is opened.
+    pub opening: Opening,
     /// Where salts come from.
     pub salts: Salts,
 }
@@ -176,6 +198,7 @@ impl Default for Settings {
             record_bytes_max: RECORD_BYTES_MAX,
             pending_bytes_max: 64 << 20,
             on_damage: OnDamage::Refuse,
+            opening: Opening::ReadAll,
             salts: Salts::Random,
         }
     }

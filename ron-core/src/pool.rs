@@ -9,6 +9,7 @@ use std::{fmt, future::Future, num::NonZeroUsize, pin::pin, sync::Arc};
 use crate::{
     CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Ratio, Ready, ReadyGate, Reply,
     Supervisor, Tally, TaskSpec,
+    lane::block_on,
     supervisor::{catch, catch_panic, drop_catching},
 };
 
@@ -65,6 +66,36 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         Self::employ(supervisor, spec, lane, inbox, work)
     }
 
+    /// A pool for jobs that block: every worker is a thread of its own, so that no job waits for a place on the runtime
+    /// and none holds one up. A job that has begun runs to its end even if its caller stops waiting. Under
+    /// `inline_blocking` the workers are tasks, and jobs run on them.
+    ///
+    /// # Errors
+    /// When the operating system has no thread to give.
+    pub fn start_blocking(
+        supervisor: &Supervisor,
+        spec: PoolSpec,
+        work: impl Fn(J, Deadline) -> R + Send + Sync + 'static,
+    ) -> Result<Self, std::io::Error> {
+        let (lane, inbox) = Lane::open(spec.lane, supervisor.metrics());
+        let worker = Arc::new(Worker::new(supervisor, spec.task, work));
+        for _ in 0..spec.workers.get() {
+            let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
+            let run = async move {
+                while let Some(held) = inbox.recv_held().await {
+                    worker.run_blocking(held.item);
+                }
+            };
+            if supervisor.is_inline() {
+                supervisor.spawn(spec.task, |_| run);
+            } else {
+                supervisor.spawn_thread(spec.task, move |_| block_on(run))?;
+            }
+        }
+        lane.close_on(&supervisor.stop());
+        Ok(Pool { lane })
+    }
+
     fn employ<F, Fut>(
         supervisor: &Supervisor,
         spec: PoolSpec,
@@ -76,13 +107,7 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = R> + Send + 'static,
     {
-        let metrics = supervisor.metrics();
-        let worker = Arc::new(Worker {
-            work,
-            kind: spec.task.name,
-            panicked: metrics.tally(Counter::TasksPanicked, spec.task.name),
-            canceled: metrics.tally(Counter::TasksCanceled, spec.task.name),
-        });
+        let worker = Arc::new(Worker::new(supervisor, spec.task, work));
         for _ in 0..spec.workers.get() {
             let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
             // Boxed, or every layer around the task would have room for it: four kilobytes a worker become two.
@@ -161,6 +186,46 @@ struct Worker<F> {
 }
 
 impl<F> Worker<F> {
+    fn new(supervisor: &Supervisor, task: TaskSpec, work: F) -> Self {
+        let metrics = supervisor.metrics();
+        Worker {
+            work,
+            kind: task.name,
+            panicked: metrics.tally(Counter::TasksPanicked, task.name),
+            canceled: metrics.tally(Counter::TasksCanceled, task.name),
+        }
+    }
+
+    fn run_blocking<J, R>(&self, job: Job<J, R>)
+    where
+        F: Fn(J, Deadline) -> R,
+    {
+        let Job { input, deadline, reply, .. } = job;
+        let op = reply.op();
+        if deadline.has_passed() {
+            return reply.refuse(CallError::Timeout { op });
+        }
+        if reply.is_abandoned() {
+            return self.canceled.add(1);
+        }
+        let done = catch(|| (self.work)(input, deadline));
+        let answered = match done {
+            Ok(result) => catch(|| reply.send(result)),
+            Err(panic) => {
+                reply.refuse(CallError::Panicked { op });
+                Err(panic)
+            }
+        };
+        if let Err(panic) = answered {
+            self.panicked(op, &panic);
+        }
+    }
+
+    fn panicked(&self, op: &'static str, panic: &str) {
+        self.panicked.add(1);
+        tracing::error!(kind = self.kind, op, panic, "job panicked");
+    }
+
     async fn run<J, R, Fut>(&self, job: Job<J, R>)
     where
         F: Fn(J, Deadline) -> Fut,
@@ -196,8 +261,7 @@ impl<F> Worker<F> {
             }
         };
         for panic in [dropped, answered].into_iter().filter_map(Result::err) {
-            self.panicked.add(1);
-            tracing::error!(kind = self.kind, op, panic, "job panicked");
+            self.panicked(op, &panic);
         }
     }
 }

@@ -90,8 +90,9 @@ impl Ready {
         })
     }
 
-    /// Adds a gate that is asked whenever readiness is. `probe` must be quick.
-    pub(crate) fn probe(
+    /// Adds a gate that is asked whenever readiness is: for the reason why it is closed, or `None`. `probe` must be quick.
+    #[must_use]
+    pub fn probe(
         &self,
         name: impl Into<Cow<'static, str>>,
         affects: Affects,

@@ -8,11 +8,11 @@ use std::{path::Path, sync::Arc};
 
 use proptest::prelude::*;
 use ron_core::{
-    ErrorKind,
+    ContentId, ErrorKind,
     disk::{DiskError, RealDisk},
     journal::{
-        Damage, Entry, Item, JournalError, OnDamage, Position, RECORD_BYTES_MAX, Recovered, Salts, Segments,
-        Settings,
+        Damage, Entry, Item, JournalError, OnDamage, Opening, Position, RECORD_BYTES_MAX, Recovered, Salts,
+        Segments, Settings,
     },
     sim::{CrashStyle, Fault, SimDisk},
 };
@@ -516,4 +516,46 @@ proptest! {
         let (journal, _) = open_reporting(&disk);
         prop_assert_eq!(served(&journal), (found, damaged));
     }
+}
+
+/// A large journal is opened by reading its last segment; damage before that is found when it is read.
+#[test]
+fn only_the_last_segment_is_read_if_that_is_asked_for() {
+    let disk = SimDisk::new();
+    let settings = Settings { on_damage: OnDamage::Report, opening: Opening::ReadLast, ..settings() };
+    let (mut journal, _) = open_with(&disk, settings.clone()).unwrap();
+    let large = vec![7; 3000];
+    let at: Vec<_> = (0..4).flat_map(|_| commit(&mut journal, &[&large])).collect();
+    journal.close().unwrap();
+    disk.flip_bit(FIRST, 1000);
+    let (journal, recovered) = open_with(&disk, settings.clone()).unwrap();
+    assert_eq!((recovered.records, recovered.segments, recovered.damage.len()), (1, 4, 0));
+    assert!(matches!(journal.read(at[0]), Err(JournalError::Damaged { .. })));
+    assert_eq!(journal.read(at[1]).unwrap().payload, large);
+    assert_eq!((served(&journal).0.len(), served(&journal).1), (3, 1));
+    drop(journal);
+    // One that is shorter than it was is looked through all the same.
+    let bytes = disk.bytes(SECOND).unwrap();
+    disk.put(SECOND, &bytes[..2000]);
+    let (_, recovered) = open_with(&disk, settings).unwrap();
+    assert_eq!(recovered.damage.len(), 1);
+}
+
+/// Whoever knows the name of a payload need not have it hashed again, and reading gives it back.
+#[test]
+fn a_named_record_is_the_same_record() {
+    let disk = SimDisk::new();
+    let (mut journal, _) = open(&disk).unwrap();
+    let name = ContentId::of(b"payload");
+    let at = journal.commit([Entry::named(1, b"payload", &name), Entry::new(1, b"payload")]).unwrap();
+    let read = at.iter().map(|at| journal.read(*at).unwrap());
+    assert!(read.into_iter().all(|record| record.name == name && &record.payload[..] == b"payload"));
+    let reader = journal.reader();
+    assert_eq!(reader.read_sized(at[1], 7), journal.read(at[1]));
+    for wrong in [0, 6, 8, 4096, u32::MAX] {
+        assert!(matches!(reader.read_sized(at[1], wrong), Err(JournalError::NoRecord { .. })), "{wrong}");
+    }
+    let wrong = journal.commit([Entry::named(1, b"payload", &ContentId::of(b"other"))]).unwrap();
+    assert!(matches!(journal.read(wrong[0]), Err(JournalError::Damaged { .. })));
+    assert_eq!(reader.read_sized(wrong[0], 7), journal.read(wrong[0]));
 }

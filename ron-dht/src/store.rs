@@ -160,6 +160,7 @@ impl Store {
             pending_bytes_max: 16 << 20,
             on_damage: OnDamage::Report,
             salts: settings.salts,
+            ..ron_core::journal::Settings::default()
         };
         let (journal, recovered) = Journal::open(supervisor, disk, dir, journal_settings).await?;
         let reader = journal.reader();

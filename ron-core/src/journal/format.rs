@@ -5,6 +5,8 @@
 //! The short head sum comes first: a search over megabytes of garbage hashes 37 bytes where the magic matches and
 //! reads a body only when the head is genuine.
 
+use crate::ContentId;
+
 /// Longest payload a record can have, whatever the settings. Checked before anything is allocated for it.
 pub const RECORD_BYTES_MAX: u32 = 16 << 20;
 
@@ -143,21 +145,28 @@ impl Head {
         record_bytes(self.payload as usize)
     }
 
-    /// Whether `record`, header and padding included, is whole.
-    pub(super) fn verify(&self, record: &[u8]) -> bool {
+    /// The name of the payload of `record`, header and padding included, if it is whole.
+    pub(super) fn verify(&self, record: &[u8]) -> Option<ContentId> {
         let end = HEAD + self.payload as usize;
-        record.len() == self.record_bytes()
-            && record[16..24] == body_sum(&record[HEAD..end])
-            && record[end..].iter().all(|byte| *byte == 0)
+        if record.len() != self.record_bytes() || record[end..].iter().any(|byte| *byte != 0) {
+            return None;
+        }
+        let name = ContentId::of(&record[HEAD..end]);
+        (record[16..24] == sum_of(&name)).then_some(name)
     }
 }
 
-/// The sum of a payload. It depends on nothing else, so that whoever appends can compute it while the writer waits
-/// for the disk; the place of the record is bound by the head sum, which covers this one.
+/// The sum of a payload: the beginning of its name. It depends on nothing else, so that whoever appends can compute it
+/// while the writer waits for the disk, or knows it already; the place of the record is bound by the head sum, which
+/// covers this one.
 pub(super) type BodySum = [u8; 8];
 
 pub(super) fn body_sum(payload: &[u8]) -> BodySum {
-    array(blake3::hash(payload).as_bytes(), 0)
+    sum_of(&ContentId::of(payload))
+}
+
+pub(super) fn sum_of(name: &ContentId) -> BodySum {
+    array(name.as_bytes(), 0)
 }
 
 fn head_sum(head: &[u8; HEAD], key: &Key, offset: u32) -> [u8; 8] {
@@ -305,7 +314,7 @@ mod tests {
             let read = |bytes: &[u8], at: usize, offset: u32| {
                 let head = Head::decode(&array(bytes, at), &key, offset)?;
                 let record = bytes.get(at..at + head.record_bytes())?;
-                head.verify(record).then(|| record[HEAD..HEAD + head.payload as usize].to_vec())
+                head.verify(record).map(|_| record[HEAD..HEAD + head.payload as usize].to_vec())
             };
             let mut at = 0;
             let mut ends = Vec::new();

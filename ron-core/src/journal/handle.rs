@@ -18,11 +18,11 @@ use bytes::Bytes;
 
 use super::{
     Entry, JournalError, Position, Reader, Record, Recovered, Segments, Settings,
-    format::{BodySum, RECORD_BYTES_MAX, body_sum, record_bytes},
+    format::{BodySum, RECORD_BYTES_MAX, body_sum, record_bytes, sum_of},
 };
 use crate::{
-    Affects, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor, TaskSpec,
-    disk::Disk, lane::block_on,
+    Affects, ContentId, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, ReadyGate, Reply, Spawner, Supervisor,
+    TaskSpec, disk::Disk, lane::block_on,
 };
 
 /// Where appends wait for the writer.
@@ -189,6 +189,24 @@ impl Journal {
         self.append_one(kind, payload, false, deadline).await
     }
 
+    /// [`append`](Journal::append) or [`append_buffered`](Journal::append_buffered) for a caller that knows the
+    /// payload's name already and saves hashing it again; see [`Entry::named`].
+    ///
+    /// # Errors
+    /// As [`append`](Journal::append).
+    pub async fn append_named(
+        &self,
+        kind: u8,
+        payload: Bytes,
+        name: &ContentId,
+        durable: bool,
+        deadline: Deadline,
+    ) -> Result<Position, JournalError> {
+        self.check_length(&payload)?;
+        let draft = Draft { kind, payload, sum: Some(sum_of(name)) };
+        self.append_draft(draft, durable, deadline).await
+    }
+
     /// Appends records next to each other, with one sync. If the machine fails meanwhile, the first few of them may
     /// be found later; a record that must not stand alone belongs into one payload.
     ///
@@ -243,7 +261,15 @@ impl Journal {
         durable: bool,
         deadline: Deadline,
     ) -> Result<Position, JournalError> {
-        let draft = self.draft(kind, payload)?;
+        self.append_draft(self.draft(kind, payload)?, durable, deadline).await
+    }
+
+    async fn append_draft(
+        &self,
+        draft: Draft,
+        durable: bool,
+        deadline: Deadline,
+    ) -> Result<Position, JournalError> {
         let request = |reply| Request::Append(Append { records: Records::One(draft, reply), durable });
         self.lane.call("journal_append", deadline, request).await?
     }
@@ -260,12 +286,13 @@ impl Journal {
 
     /// Refuses an oversized record here, so that it does not spoil the batch of others.
     fn draft(&self, kind: u8, payload: Bytes) -> Result<Draft, JournalError> {
+        self.check_length(&payload)?;
+        Ok(Draft::new(kind, payload))
+    }
+
+    fn check_length(&self, payload: &Bytes) -> Result<(), JournalError> {
         let (bytes, limit) = (payload.len() as u64, self.record_bytes_max);
-        if bytes > limit {
-            Err(JournalError::TooLarge { bytes, limit })
-        } else {
-            Ok(Draft::new(kind, payload))
-        }
+        if bytes > limit { Err(JournalError::TooLarge { bytes, limit }) } else { Ok(()) }
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Damage, JournalError, OnDamage, Position,
+    Damage, JournalError, OnDamage, Opening, Position,
     format::{HEADER, Header, HeaderFault, Key, next_sequence, segment_sequence},
     scan::{FIRST, Segment, Shared, Survey, Verdict, is_zero_after_header},
 };
@@ -28,7 +28,7 @@ const REWRITE_STEP: usize = 1 << 20;
 /// What opening a journal found and did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recovered {
-    /// Records that can be read.
+    /// Records that can be read, in the segments that were looked through.
     pub records: u64,
     /// Segments there are, unreadable ones included.
     pub segments: usize,
@@ -170,6 +170,9 @@ pub(super) fn recover(shared: &Shared) -> Result<(Resume, Recovered), JournalErr
             let successor = sequences[at + 1];
             let known = if successor == expected { Found::open(shared, successor)?.header } else { None };
             match known.map(|header| u32::try_from(header.previous_end).unwrap_or(u32::MAX).max(FIRST)) {
+                Some(end) if shared.opening == Opening::ReadLast && end <= found.len => {
+                    Survey::trust_earlier(end)
+                }
                 Some(end) => Survey::of(&found.file, &key, end)?.judge_earlier(end),
                 None => Survey::of(&found.file, &key, found.len)?.judge_endless(),
             }

@@ -18,10 +18,13 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    Damage, Item, JournalError, OnDamage, Position, Record, SegmentInfo,
-    format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_MAGIC, segment_name},
+    Damage, Item, JournalError, OnDamage, Opening, Position, Record, SegmentInfo, Settings,
+    format::{ALIGN, HEAD, HEADER, Head, Key, RECORD_BYTES_MAX, RECORD_MAGIC, record_bytes, segment_name},
 };
-use crate::disk::{Access, Disk, DiskError, File};
+use crate::{
+    ContentId,
+    disk::{Access, Disk, DiskError, File},
+};
 
 /// Read ahead in a scan: large enough that the system call is noise beside hashing the bytes.
 const SCAN_STEP: usize = 256 << 10;
@@ -64,6 +67,7 @@ pub(super) struct Shared {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     pub(super) on_damage: OnDamage,
+    pub(super) opening: Opening,
     table: Mutex<Table>,
 }
 
@@ -74,8 +78,9 @@ struct Table {
 }
 
 impl Shared {
-    pub(super) fn new(disk: Arc<dyn Disk>, dir: PathBuf, on_damage: OnDamage) -> Self {
-        Shared { disk, dir, on_damage, table: Mutex::default() }
+    pub(super) fn new(disk: Arc<dyn Disk>, dir: PathBuf, settings: &Settings) -> Self {
+        let Settings { on_damage, opening, .. } = *settings;
+        Shared { disk, dir, on_damage, opening, table: Mutex::default() }
     }
 
     pub(super) fn path(&self, sequence: u64) -> PathBuf {
@@ -148,14 +153,56 @@ impl Reader {
     /// [`JournalError::NoRecord`] when none starts there, [`JournalError::Damaged`] when one does and its payload
     /// is not what was written, or a failure of the disk.
     pub fn read(&self, position: Position) -> Result<Record, JournalError> {
+        let (segment, end, file) = self.locate(position)?;
+        let key = segment.key.as_ref().expect("only readable segments are located");
+        let offset = position.offset;
+        let mut window = Window::new(file, end, READ_STEP);
+        let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
+            return Err(JournalError::NoRecord { position });
+        };
+        match window.body(&head, offset)? {
+            Some((name, payload)) => {
+                Ok(Record { position, kind: head.kind, name, payload: Bytes::copy_from_slice(payload) })
+            }
+            None => Err(damaged(position, &head, end)),
+        }
+    }
+
+    /// [`read`](Reader::read) for a caller that knows how long the payload is: one call to the disk, and no copy.
+    ///
+    /// # Errors
+    /// As [`read`](Reader::read); [`JournalError::NoRecord`] also for a record of another length.
+    pub fn read_sized(&self, position: Position, payload: u32) -> Result<Record, JournalError> {
+        let (segment, end, file) = self.locate(position)?;
+        let key = segment.key.as_ref().expect("only readable segments are located");
+        let offset = position.offset;
+        let len = record_bytes(payload.min(RECORD_BYTES_MAX) as usize);
+        // A length is believed only as far as there is a file.
+        if len > end.saturating_sub(offset) as usize {
+            return Err(JournalError::NoRecord { position });
+        }
+        let mut record = vec![0; len];
+        let read = file.read_at(u64::from(offset), &mut record)?;
+        record.truncate(read);
+        let head = record.first_chunk().and_then(|head| Head::decode(head, key, offset));
+        let Some(head) = head.filter(|head| !head.is_seal && head.payload == payload) else {
+            return Err(JournalError::NoRecord { position });
+        };
+        let Some(name) = head.verify(&record) else { return Err(damaged(position, &head, end)) };
+        let payload = Bytes::from(record).slice(HEAD..HEAD + payload as usize);
+        Ok(Record { position, kind: head.kind, name, payload })
+    }
+
+    /// The segment with a record at `position`, where its records end, and its file.
+    fn locate(&self, position: Position) -> Result<(Arc<Segment>, u32, Arc<File>), JournalError> {
         let Position { segment: sequence, offset } = position;
         let no_record = JournalError::NoRecord { position };
         let Some(segment) = self.shared.get(sequence) else {
             return Err(no_record);
         };
-        let Some(key) = &segment.key else {
+        if segment.key.is_none() {
             return Err(JournalError::Damaged { damage: segment.as_damage() });
-        };
+        }
         let end = segment.end.load(Ordering::Acquire);
         if offset < FIRST || offset >= end || offset as usize % ALIGN != 0 {
             return Err(no_record);
@@ -165,23 +212,7 @@ impl Reader {
             Err(DiskError::NotFound { .. }) if self.shared.get(sequence).is_none() => return Err(no_record),
             file => file?,
         };
-        let mut window = Window::new(file, end, READ_STEP);
-        let Some(head) = window.head(key, offset)?.filter(|head| !head.is_seal) else {
-            return Err(no_record);
-        };
-        match window.body(&head, offset)? {
-            Some(payload) => {
-                Ok(Record { position, kind: head.kind, payload: Bytes::copy_from_slice(payload) })
-            }
-            None => {
-                let to = Position {
-                    segment: sequence,
-                    offset: end
-                        .min(offset.saturating_add(u32::try_from(head.record_bytes()).unwrap_or(u32::MAX))),
-                };
-                Err(JournalError::Damaged { damage: Damage { from: position, to } })
-            }
-        }
+        Ok((segment, end, file))
     }
 
     /// All records from `from` on, in order; [`Position::START`] for all there are. Ends where the journal ends when
@@ -196,6 +227,13 @@ impl Reader {
     pub fn segments(&self) -> Vec<SegmentInfo> {
         self.shared.infos()
     }
+}
+
+/// A record whose head is right and whose payload is not.
+fn damaged(from: Position, head: &Head, end: u32) -> JournalError {
+    let len = u32::try_from(head.record_bytes()).unwrap_or(u32::MAX);
+    let to = Position { offset: end.min(from.offset.saturating_add(len)), ..from };
+    JournalError::Damaged { damage: Damage { from, to } }
 }
 
 /// Walks the records of a journal. After an error it ends.
@@ -235,11 +273,12 @@ impl Scan {
                 continue;
             }
             let position = self.at;
-            if let Some((head, payload)) = window.record(key, position.offset)? {
+            if let Some((head, name, payload)) = window.record(key, position.offset)? {
                 let item = (!head.is_seal).then(|| {
                     Item::Record(Record {
                         position,
                         kind: head.kind,
+                        name,
                         payload: Bytes::copy_from_slice(payload),
                     })
                 });
@@ -354,7 +393,7 @@ impl Window {
         Ok(bytes.first_chunk().and_then(|head| Head::decode(head, key, offset)))
     }
 
-    fn body(&mut self, head: &Head, offset: u32) -> Result<Option<&[u8]>, DiskError> {
+    fn body(&mut self, head: &Head, offset: u32) -> Result<Option<(ContentId, &[u8])>, DiskError> {
         let len = head.record_bytes();
         // Checked before the window grows: a length is believed only as far as there is a file.
         if len > self.limit.saturating_sub(offset) as usize {
@@ -363,13 +402,17 @@ impl Window {
         let Some(record) = self.from(offset, len)?.get(..len) else {
             return Ok(None);
         };
-        Ok(head.verify(record).then(|| &record[HEAD..HEAD + head.payload as usize]))
+        Ok(head.verify(record).map(|name| (name, &record[HEAD..HEAD + head.payload as usize])))
     }
 
     /// The record at `offset` with its payload, if there is a whole one.
-    pub(super) fn record(&mut self, key: &Key, offset: u32) -> Result<Option<(Head, &[u8])>, DiskError> {
+    pub(super) fn record(
+        &mut self,
+        key: &Key,
+        offset: u32,
+    ) -> Result<Option<(Head, ContentId, &[u8])>, DiskError> {
         match self.head(key, offset)? {
-            Some(head) => Ok(self.body(&head, offset)?.map(|payload| (head, payload))),
+            Some(head) => Ok(self.body(&head, offset)?.map(|(name, payload)| (head, name, payload))),
             None => Ok(None),
         }
     }
@@ -449,7 +492,7 @@ impl Survey {
         let mut run = start(FIRST);
         let mut runs = Vec::new();
         loop {
-            if let Some((head, _)) = window.record(key, run.to)? {
+            if let Some((head, ..)) = window.record(key, run.to)? {
                 run.to += u32::try_from(head.record_bytes()).expect("a record ends within its segment");
                 run.records += u64::from(!head.is_seal);
                 run.durable = run.durable.max(head.durable);
@@ -488,6 +531,11 @@ impl Survey {
         }
         verdict.end = end;
         verdict
+    }
+
+    /// For an earlier segment that is not read: its end is known, and it was synced before the next one was made.
+    pub(super) fn trust_earlier(end: u32) -> Verdict {
+        Verdict { end, records: 0, durable: end, is_sealed: false, has_tail: false, damage: Vec::new() }
     }
 
     /// For an earlier segment whose end is unknown, because the header that would say is damaged.

@@ -55,7 +55,7 @@ impl Segments {
     ) -> Result<(Segments, Recovered), JournalError> {
         make_dirs(&*disk, dir)?;
         let lock = disk.lock(&dir.join(LOCK))?;
-        let shared = Arc::new(Shared::new(disk, dir.to_path_buf(), settings.on_damage));
+        let shared = Arc::new(Shared::new(disk, dir.to_path_buf(), &settings));
         let mut salts = SaltSource::new(settings.salts);
         let (resume, mut recovered) = recover(&shared)?;
         let active = match resume {

@@ -1,0 +1,462 @@
+//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`: a person or a script asks a running node for its objects.
+//!
+//! What a script reads is on standard output and nothing else is; what people read, progress and errors, is on standard
+//! error. Whatever is fetched was verified against its name here, whoever sent it.
+
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use clap::{Args, Subcommand};
+use futures_core::Stream;
+use ron_core::{ContentId, Deadline};
+use ron_storage::client::{Client, ClientError, PutOptions, RemoteStat};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
+
+use crate::{
+    config::{Config, Flags},
+    progress::Progress,
+};
+
+/// What each exit code means, for `--help`.
+pub(crate) const CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed
+  2  the arguments are wrong
+  3  there is no such object there
+  4  not allowed: no token, or not the right one
+  5  the node cannot be reached, or does not answer in time
+  6  the node is busy or full; try later
+  7  what came is not what its name says, or is no answer of such a node";
+
+/// Bytes read from a file at a time: a few groups, so that both sides stay busy.
+const READ_BYTES: usize = 256 << 10;
+
+/// What a transfer may take at most.
+const TRANSFER_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Objects asked for at once when listing.
+const PAGE: usize = 500;
+
+/// Which node is asked, and how.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The node, as the URL of its admin listener [default: where this machine's node listens].
+    #[arg(long, value_name = "URL")]
+    node: Option<String>,
+    /// The file with the node's token [default: `token` in the data directory].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// The data directory of the node on this machine, for its token.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// The settings of the node on this machine, to find it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Seconds that the node has for an answer; transfers only for their beginning.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+    /// Answers as JSON, one value on a line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Target {
+    /// Whether answers are for programs.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(Duration::from_secs(self.timeout))
+    }
+
+    pub(crate) fn client(&self) -> Result<Client, Box<dyn Error>> {
+        let flags = Flags::in_dir(self.data_dir.clone());
+        let config = Config::load(self.config.as_deref(), std::env::vars(), flags)?;
+        let node = self.node.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
+        let client = Client::builder(node);
+        let (path, is_asked_for) = match &self.token_file {
+            Some(path) => (path.clone(), true),
+            None => (config.data_dir()?.join("token"), false),
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(token) => Ok(client.token(token.trim()).build()?),
+            // Whoever only reads needs none, and is told by the node if that was wrong.
+            Err(_) if !is_asked_for => Ok(client.build()?),
+            Err(error) => Err(format!("{}: {error}", path.display()).into()),
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Request {
+    /// Stores a file, or standard input, and prints its id.
+    #[command(after_help = CODES)]
+    Put {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+        /// Pins it, so that no collection removes it.
+        #[arg(long)]
+        pin: bool,
+        /// Does not wait until it is on disk.
+        #[arg(long)]
+        buffered: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Fetches an object, verified, to standard output or into a file.
+    #[command(after_help = CODES)]
+    Get {
+        /// Its id: `b3:...` or a CID.
+        #[arg(value_parser = ContentId::parse_any)]
+        id: ContentId,
+        /// Where to put it. What was fetched of it before is kept in FILE.part, and fetching goes on from there.
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Only these bytes, as in 0-99 or 100-; not into a file that may be continued.
+        #[arg(long, value_name = "FIRST-LAST", value_parser = range, conflicts_with = "output")]
+        range: Option<(u64, Option<u64>)>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Says what a node knows of an object.
+    #[command(after_help = CODES)]
+    Stat {
+        /// Its id.
+        #[arg(value_parser = ContentId::parse_any)]
+        id: ContentId,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Lists the objects of a node: id, size, and whether it is pinned or damaged.
+    #[command(after_help = CODES)]
+    Ls {
+        /// Goes on behind this id.
+        #[arg(long, value_name = "ID", value_parser = ContentId::parse_any)]
+        after: Option<ContentId>,
+        /// Stops after so many.
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Deletes objects.
+    #[command(after_help = CODES)]
+    Rm {
+        /// Their ids.
+        #[arg(required = true, value_parser = ContentId::parse_any)]
+        ids: Vec<ContentId>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Pins objects: neither `rm` nor a collection removes them.
+    #[command(after_help = CODES)]
+    Pin {
+        /// Their ids.
+        #[arg(required = true, value_parser = ContentId::parse_any)]
+        ids: Vec<ContentId>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Takes pins back.
+    #[command(after_help = CODES)]
+    Unpin {
+        /// Their ids.
+        #[arg(required = true, value_parser = ContentId::parse_any)]
+        ids: Vec<ContentId>,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// `0-99` or `100-`.
+fn range(text: &str) -> Result<(u64, Option<u64>), String> {
+    let wrong = || format!("{text:?} is not FIRST-LAST or FIRST-");
+    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+    let first: u64 = first.parse().map_err(|_| wrong())?;
+    let last = if last.is_empty() { None } else { Some(last.parse().map_err(|_| wrong())?) };
+    if last.is_some_and(|last| last < first) { Err(wrong()) } else { Ok((first, last)) }
+}
+
+/// Asks, and prints the answer.
+pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
+    match request {
+        Request::Put { file, pin, buffered, target } => put(&file, pin, buffered, &target).await,
+        Request::Get { id, output: Some(output), target, .. } => get_file(id, &output, &target).await,
+        Request::Get { id, output: None, range, target } => get(id, range, &target).await,
+        Request::Stat { id, target } => {
+            let stat = target.client()?.stat(id, target.deadline()).await?;
+            say_stat(&stat, target.json)
+        }
+        Request::Ls { after, limit, target } => list(after, limit, &target).await,
+        Request::Rm { ids, target } => {
+            let client = target.client()?;
+            for id in ids {
+                client.delete(id, target.deadline()).await?;
+                say(&target, id, json!({"id": id.to_string(), "deleted": true}))?;
+            }
+            Ok(())
+        }
+        Request::Pin { ids, target } => pin(&ids, true, &target).await,
+        Request::Unpin { ids, target } => pin(&ids, false, &target).await,
+    }
+}
+
+async fn pin(ids: &[ContentId], is_pinned: bool, target: &Target) -> Result<(), Box<dyn Error>> {
+    let client = target.client()?;
+    for id in ids {
+        let changed = match is_pinned {
+            true => client.pin(*id, target.deadline()).await?,
+            false => client.unpin(*id, target.deadline()).await?,
+        };
+        say(target, *id, json!({"id": id.to_string(), "pinned": is_pinned, "changed": changed}))?;
+    }
+    Ok(())
+}
+
+/// One line: the id for people and scripts, or the whole answer as JSON.
+fn say(target: &Target, id: ContentId, json: serde_json::Value) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    if target.json {
+        writeln!(out, "{json}")?
+    } else {
+        writeln!(out, "{id}")?
+    }
+    Ok(())
+}
+
+fn stat_json(stat: &RemoteStat) -> serde_json::Value {
+    json!({
+        "id": stat.id.to_string(),
+        "cid": stat.id.to_cid(),
+        "size": stat.size,
+        "pinned": stat.pinned,
+        "quarantined": stat.quarantined,
+    })
+}
+
+fn say_stat(stat: &RemoteStat, is_json: bool) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    if is_json {
+        writeln!(out, "{}", stat_json(stat))?;
+        return Ok(());
+    }
+    writeln!(out, "id\t{}\ncid\t{}\nsize\t{}", stat.id, stat.id.to_cid(), stat.size)?;
+    writeln!(out, "pinned\t{}\ndamaged\t{}", stat.pinned, stat.quarantined)?;
+    Ok(())
+}
+
+async fn list(
+    mut after: Option<ContentId>,
+    limit: Option<usize>,
+    target: &Target,
+) -> Result<(), Box<dyn Error>> {
+    let client = target.client()?;
+    let mut left = limit.unwrap_or(usize::MAX);
+    while left > 0 {
+        let page = client.list(after, left.min(PAGE), target.deadline()).await?;
+        let mut out = io::stdout().lock();
+        for object in &page.objects {
+            if target.json {
+                writeln!(out, "{}", stat_json(object))?;
+            } else {
+                let pinned = if object.pinned { "\tpinned" } else { "" };
+                let damaged = if object.quarantined { "\tdamaged" } else { "" };
+                writeln!(out, "{}\t{}{pinned}{damaged}", object.id, object.size)?;
+            }
+        }
+        left = left.saturating_sub(page.objects.len());
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn put(file: &Path, pin: bool, buffered: bool, target: &Target) -> Result<(), Box<dyn Error>> {
+    let (source, len) = open(file).await?;
+    let client = target.client()?;
+    let source = Reading { source, progress: Progress::new("put", len) };
+    let options = PutOptions { pin, buffered, len };
+    let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
+    let json = json!({
+        "id": stored.id.to_string(),
+        "cid": stored.id.to_cid(),
+        "size": stored.size,
+        "durability": stored.durability,
+        "existed": stored.existed,
+    });
+    say(target, stored.id, json)
+}
+
+type Source = Pin<Box<dyn AsyncRead + Send>>;
+
+async fn open(file: &Path) -> Result<(Source, Option<u64>), Box<dyn Error>> {
+    if file == Path::new("-") {
+        return Ok((Box::pin(tokio::io::stdin()), None));
+    }
+    let named = |error: io::Error| format!("{}: {error}", file.display());
+    let open = tokio::fs::File::open(file).await.map_err(named)?;
+    let meta = open.metadata().await.map_err(named)?;
+    if meta.is_dir() {
+        return Err(format!("{}: a directory is no object", file.display()).into());
+    }
+    // A pipe or a device has no length to count on.
+    let len = meta.is_file().then_some(meta.len());
+    Ok((Box::pin(open), len))
+}
+
+/// A file as a stream, with its progress.
+pub(crate) struct Reading {
+    pub(crate) source: Source,
+    pub(crate) progress: Progress,
+}
+
+impl Stream for Reading {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        let this = &mut *self;
+        let mut space = vec![0; READ_BYTES];
+        let mut room = ReadBuf::new(&mut space);
+        ready!(this.source.as_mut().poll_read(cx, &mut room))?;
+        let read = room.filled().len();
+        if read == 0 {
+            this.progress.end();
+            return Poll::Ready(None);
+        }
+        this.progress.moved(read as u64);
+        space.truncate(read);
+        Poll::Ready(Some(Ok(space.into())))
+    }
+}
+
+async fn get(
+    id: ContentId,
+    range: Option<(u64, Option<u64>)>,
+    target: &Target,
+) -> Result<(), Box<dyn Error>> {
+    let (first, last) = range.unwrap_or((0, None));
+    let end = last.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Included);
+    let client = target.client()?;
+    let mut fetch = client.get(id, (std::ops::Bound::Included(first), end), target.deadline()).await?;
+    let total =
+        fetch.size().map(|size| last.map_or(size, |last| size.min(last.saturating_add(1))) - first.min(size));
+    let mut progress = Progress::new("get", total);
+    let mut out = tokio::io::stdout();
+    while let Some(bytes) = fetch.next().await? {
+        out.write_all(&bytes).await?;
+        progress.moved(bytes.len() as u64);
+    }
+    out.flush().await?;
+    progress.end();
+    Ok(())
+}
+
+/// Into a file that has its name only when it is whole and on disk.
+async fn get_file(id: ContentId, output: &Path, target: &Target) -> Result<(), Box<dyn Error>> {
+    let client = target.client()?;
+    let size = fetch_file(&client, id, output, target.deadline()).await?;
+    let path = output.display().to_string();
+    say(target, id, json!({"id": id.to_string(), "size": size, "path": path}))
+}
+
+/// Fetches an object into `output` by way of `output.part`, going on behind what is there of it.
+pub(crate) async fn fetch_file(
+    client: &Client,
+    id: ContentId,
+    output: &Path,
+    deadline: Deadline,
+) -> Result<u64, Box<dyn Error>> {
+    let mut part = output.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let named = |error: io::Error| format!("{}: {error}", part.display());
+    let mut options = tokio::fs::OpenOptions::new();
+    let mut file =
+        options.read(true).write(true).create(true).truncate(false).open(&part).await.map_err(named)?;
+    // What is there is not believed: it is hashed again, and with the rest it must come to the name.
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = BytesMut::with_capacity(READ_BYTES);
+    while file.read_buf(&mut piece).await.map_err(named)? > 0 {
+        hasher.update(&piece);
+        piece.clear();
+    }
+    let begun = hasher.count();
+    let is_whole = begun > 0 && client.stat(id, deadline).await.is_ok_and(|stat| stat.size == begun);
+    if !is_whole {
+        let mut fetch = match client.get(id, begun.., deadline).await {
+            // There is more here than there is of it: it was something else.
+            Err(ClientError::Refused { status: 416, .. }) => return Err(spoilt(&part, id).await.into()),
+            fetch => fetch?,
+        };
+        let mut progress = Progress::new("get", fetch.size()).from(begun);
+        while let Some(bytes) = fetch.next().await? {
+            hasher.update(&bytes);
+            file.write_all(&bytes).await.map_err(named)?;
+            progress.moved(bytes.len() as u64);
+        }
+        progress.end();
+    }
+    let size = hasher.count();
+    if ContentId::from_bytes(*hasher.finalize().as_bytes()) != id {
+        return Err(spoilt(&part, id).await.into());
+    }
+    file.sync_all().await.map_err(named)?;
+    tokio::fs::rename(&part, output).await.map_err(|error| format!("{}: {error}", output.display()))?;
+    Ok(size)
+}
+
+/// Removes a beginning that does not belong to the object.
+async fn spoilt(part: &Path, id: ContentId) -> Spoilt {
+    let _ = tokio::fs::remove_file(part).await;
+    Spoilt { part: part.to_owned(), id }
+}
+
+/// What was kept of an object from before is not of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{} was no beginning of {id} and is removed; ask again", part.display())]
+struct Spoilt {
+    part: PathBuf,
+    id: ContentId,
+}
+
+/// What the process ends with.
+pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
+    if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() {
+        return 7;
+    }
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::NotFound { .. }) => 3,
+        Some(ClientError::Refused { status: 401 | 403, .. }) => 4,
+        Some(ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. }) => 5,
+        Some(ClientError::Busy { .. } | ClientError::Refused { status: 507, .. }) => 6,
+        Some(ClientError::Lied { .. } | ClientError::Misnamed { .. } | ClientError::Stranger { .. }) => 7,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_as_people_write_them() {
+        assert_eq!(range("0-99"), Ok((0, Some(99))));
+        assert_eq!(range("100-"), Ok((100, None)));
+        for wrong in ["", "-", "5", "9-5", "a-b", "-5"] {
+            assert!(range(wrong).is_err(), "{wrong}");
+        }
+    }
+}

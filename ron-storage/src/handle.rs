@@ -1,0 +1,748 @@
+//! What a host holds: a store.
+
+use std::{
+    error::Error,
+    fmt, io,
+    ops::{Range, RangeBounds},
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
+use ron_core::{
+    Affects, Capacity, ClientKey, ContentId, Counter, Deadline, Feed, Gate, Histogram, Lane, LaneSpec,
+    Metrics, Pacer, Pass, Ratio, ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor,
+    Tally,
+    disk::{Disk, MemoryDisk},
+};
+
+use crate::{
+    Proof, Put, Reader, Settings, StorageError, Stored,
+    actor::{
+        Errand, GetPool, KEEPER, Keeper, PutPool, SCRUBBER, SCRUBS, UPKEEP, keep, pace, scrub_all,
+        start_gets, start_puts,
+    },
+    logic::{proof::GroupSet, tree::Shape},
+    metrics::{COMMIT_SECONDS, DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
+    objects::Objects,
+    opening::{Opened, Site, open},
+    reading::resolve,
+    streams::{Place, Streams},
+};
+
+pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-storage", "storage_events", 1024)
+    .flow("store → subscribers")
+    .why("a subscriber that pauses for a second of puts misses nothing");
+
+/// Waiting jobs at which the store says that it takes no more writes, and then no more at all.
+const WRITES_AT: Ratio = Ratio::percent(80);
+const READS_AT: Ratio = Ratio::percent(95);
+
+/// Most objects in one page of a list.
+const PAGE_MAX: usize = 1000;
+
+/// Something that happened, for whoever is interested.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// An object that was not here before was stored.
+    Stored {
+        /// Its name.
+        id: ContentId,
+        /// Its length.
+        len: u64,
+    },
+    /// An object was deleted, on demand or as garbage.
+    Deleted {
+        /// Its name.
+        id: ContentId,
+    },
+    /// An object is not what was stored. It is not served any more; putting it again mends it.
+    Quarantined {
+        /// Its name.
+        id: ContentId,
+    },
+    /// The journal was compacted.
+    Compacted {
+        /// Bytes that this gave back.
+        bytes: u64,
+    },
+    /// Everything was read.
+    Scrubbed {
+        /// Objects that were read.
+        objects: u64,
+        /// Those of them that are damaged, up to a thousand.
+        damaged: usize,
+    },
+}
+
+/// An object that is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stat {
+    /// Its name.
+    pub id: ContentId,
+    /// Its length.
+    pub len: u64,
+    /// Whether it is pinned.
+    pub is_pinned: bool,
+    /// Whether it was found damaged and is not served.
+    pub is_quarantined: bool,
+}
+
+/// Where a list goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor(pub(crate) ContentId);
+
+impl Cursor {
+    /// Goes on behind this name, whether or not there is such an object.
+    #[must_use]
+    pub fn after(id: ContentId) -> Self {
+        Cursor(id)
+    }
+
+    /// The name it goes on behind.
+    #[must_use]
+    pub fn id(&self) -> ContentId {
+        self.0
+    }
+}
+
+/// A part of a list, in the order of names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Page {
+    /// The objects.
+    pub objects: Vec<Stat>,
+    /// Where to go on, if there is more.
+    pub next: Option<Cursor>,
+}
+
+/// What garbage collection may not touch besides what is pinned.
+#[derive(Clone, Default)]
+pub struct Gc {
+    keep: Option<Arc<dyn Fn(&ContentId) -> bool + Send + Sync>>,
+    dry_run: bool,
+}
+
+impl Gc {
+    /// Keeps what is pinned and what is young.
+    #[must_use]
+    pub fn new() -> Self {
+        Gc::default()
+    }
+
+    /// Keeps also those of which `keep` says so. It is asked for each object, on a task, so it must be quick.
+    #[must_use]
+    pub fn keep(mut self, keep: impl Fn(&ContentId) -> bool + Send + Sync + 'static) -> Self {
+        self.keep = Some(Arc::new(keep));
+        self
+    }
+
+    /// Only says what would be collected.
+    #[must_use]
+    pub fn dry_run(mut self) -> Self {
+        self.dry_run = true;
+        self
+    }
+
+    pub(crate) fn keeps(&self, id: &ContentId) -> bool {
+        self.keep.as_ref().is_some_and(|keep| keep(id))
+    }
+
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.dry_run
+    }
+}
+
+impl fmt::Debug for Gc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gc").field("dry_run", &self.dry_run).finish_non_exhaustive()
+    }
+}
+
+/// What a collection did, or would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Collected {
+    /// Objects that went.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Objects that stayed.
+    pub kept: u64,
+}
+
+/// What a scrub found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Scrubbed {
+    /// Objects that were read.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Objects that are not what was stored, the first thousand of them.
+    pub damaged: Vec<ContentId>,
+}
+
+/// What is kept, and what that takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes of their content.
+    pub bytes: u64,
+    /// Objects that are pinned.
+    pub pinned: u64,
+    /// Objects that are damaged and not served.
+    pub quarantined: u64,
+    /// Bytes that the store takes on its disk.
+    pub disk_bytes: u64,
+    /// Bytes of those that compaction would give back.
+    pub garbage_bytes: u64,
+    /// Bytes that are free on the disk; nothing for a store in memory.
+    pub free_bytes: Option<u64>,
+}
+
+/// How a store is made. See [`Store::builder`].
+#[derive(Default)]
+pub struct Builder {
+    data: Option<(Arc<dyn Disk>, PathBuf)>,
+    seed: Option<u64>,
+    settings: Settings,
+    metrics: Option<Metrics>,
+}
+
+impl Builder {
+    /// Keeps objects in directory `path` of `disk`, usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`].
+    #[must_use]
+    pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
+        self.data = Some((disk, path.into()));
+        self
+    }
+
+    /// Keeps objects in memory only, as without [`data`](Self::data): nothing reaches a disk, and all is gone with the
+    /// store.
+    #[must_use]
+    pub fn memory(mut self) -> Self {
+        self.data = None;
+        self
+    }
+
+    /// Where randomness begins, for runs that can be repeated. Whoever knows it can forge records, so for tests only.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Other knobs than the default ones. Replaces what was set before.
+    #[must_use]
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Where its counters go, usually `Metrics::register("ron_storage", &mut registry)`. To the supervisor's without it.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// Opens the store, in a group of its own under `supervisor`, and recovers from whatever happened to it. Dropping the
+    /// future starts nothing.
+    ///
+    /// # Errors
+    /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
+    /// directory, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
+    pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
+        let Builder { data, seed, settings, metrics } = self;
+        settings.check()?;
+        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
+        let group = supervisor.child("storage", settings.drain, metrics);
+        let metrics = group.metrics().clone();
+        // What stops after the keeper, the younger first: it writes the index when nobody writes any more.
+        let journal_group = group.child("storage journal", settings.drain, metrics.clone());
+        let pools = group.child("storage pools", settings.drain, metrics.clone());
+        let site = match data {
+            Some((disk, dir)) => Site { disk, dir, is_durable: true, seed },
+            None => Site { disk: Arc::new(MemoryDisk::new()), dir: "store".into(), is_durable: false, seed },
+        };
+        let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
+        if let Some(reason) = &opened.rebuilt {
+            tracing::info!(reason, objects = opened.objects, "the index was made anew from the journal");
+        }
+        let lane = Capacity::new("events_lane", settings.events_lane)?;
+        let events = Feed::open(EVENTS.with_capacity(lane), &metrics);
+        events.close_on(&group.stop());
+        let (upkeep, errands) = Lane::open(UPKEEP, &metrics);
+        upkeep.close_on(&group.stop());
+        let (scrubs, asked) = Lane::open(SCRUBS, &metrics);
+        scrubs.close_on(&group.stop());
+        let objects = Arc::new(Objects::new(parts, events.clone(), upkeep.clone(), &metrics));
+        let gets = start_gets(&pools, &settings, &objects).map_err(no_threads)?;
+        let puts = start_puts(&pools, &settings).map_err(no_threads)?;
+        let ready = supervisor.ready();
+        let mut gates = Vec::from(gets.watch(ready, WRITES_AT, READS_AT));
+        gates.extend(puts.watch(ready, WRITES_AT, Ratio::percent(100)));
+        let settings = Snapshot::new(settings);
+        gates.push(space_gate(ready, &objects, &settings));
+        let (rate, burst) = pace(&settings.load());
+        let pacer = Arc::new(Pacer::new(rate, burst));
+        let get_streams = Streams::new("get_streams", settings.load().get_streams, GET_STREAMS, &metrics);
+        let put_streams = Streams::new("put_streams", settings.load().put_streams, PUT_STREAMS, &metrics);
+        let keeper = Arc::new(Keeper {
+            objects: Arc::clone(&objects),
+            settings: settings.clone(),
+            get_streams: Arc::clone(&get_streams),
+            put_streams: Arc::clone(&put_streams),
+            pacer: Arc::clone(&pacer),
+            custody: Mutex::new(Some(custody)),
+            below: vec![journal_group, pools],
+        });
+        let scrubbing = Arc::clone(&keeper);
+        let _ = group
+            .spawn_restarting(KEEPER, move |stop| Box::pin(keep(Arc::clone(&keeper), errands.clone(), stop)));
+        let _ = group.spawn_restarting(SCRUBBER, move |stop| {
+            Box::pin(scrub_all(Arc::clone(&scrubbing), asked.clone(), stop))
+        });
+        let inner = Inner {
+            objects,
+            gets,
+            puts,
+            upkeep,
+            scrubs,
+            events,
+            pacer,
+            gate: Gate::new("storage_clients", settings.load().gate(), &metrics)?,
+            get_streams,
+            put_streams,
+            counts: Counts::new(&metrics),
+            settings,
+            opened,
+            _gates: gates,
+        };
+        Ok(Store { inner: Arc::new(inner), group, client: None })
+    }
+}
+
+/// Writes are not ready while the disk has less than it should keep free.
+fn space_gate(ready: &ron_core::Ready, objects: &Arc<Objects>, settings: &Snapshot<Settings>) -> ReadyGate {
+    let (objects, settings) = (Arc::downgrade(objects), settings.clone());
+    ready.probe("storage.space", Affects::Writes, move || {
+        let free = objects.upgrade()?.disk.free_space().ok()?;
+        let reserve = settings.load().reserve_bytes;
+        (free < reserve)
+            .then(|| format!("{free} bytes free, {reserve} are to stay free: delete something").into())
+    })
+}
+
+fn no_threads(_: io::Error) -> StorageError {
+    StorageError::Busy { what: "threads", retry_after: std::time::Duration::from_secs(1) }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("data", &self.data.as_ref().map(|(_, path)| path))
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What all handles share.
+pub(crate) struct Inner {
+    pub(crate) objects: Arc<Objects>,
+    pub(crate) gets: GetPool,
+    pub(crate) puts: PutPool,
+    pub(crate) upkeep: Lane<Errand>,
+    pub(crate) scrubs: Lane<Reply<Result<Scrubbed, StorageError>>>,
+    pub(crate) pacer: Arc<Pacer>,
+    pub(crate) events: Feed<Event>,
+    pub(crate) gate: Gate,
+    pub(crate) get_streams: Arc<Streams>,
+    pub(crate) put_streams: Arc<Streams>,
+    pub(crate) counts: Counts,
+    pub(crate) settings: Snapshot<Settings>,
+    opened: Opened,
+    _gates: Vec<ReadyGate>,
+}
+
+/// The counters of the hot paths, resolved once.
+pub(crate) struct Counts {
+    pub(crate) put_new: Tally,
+    pub(crate) put_existed: Tally,
+    pub(crate) gets: Tally,
+    pub(crate) deletes: Tally,
+    pub(crate) read_bytes: Tally,
+    pub(crate) written_bytes: Tally,
+    pub(crate) commit: Histogram,
+    pub(crate) put_idle: Tally,
+}
+
+impl Counts {
+    fn new(metrics: &Metrics) -> Self {
+        Counts {
+            put_new: metrics.tally(PUTS, "new"),
+            put_existed: metrics.tally(PUTS, "existed"),
+            gets: metrics.tally(GETS, ""),
+            deletes: metrics.tally(DELETES, ""),
+            read_bytes: metrics.tally(READ_BYTES, ""),
+            written_bytes: metrics.tally(WRITTEN_BYTES, ""),
+            commit: metrics.histogram(COMMIT_SECONDS),
+            put_idle: metrics.tally(Counter::IoTimeouts, "put_idle"),
+        }
+    }
+}
+
+/// A store. Cloning shares it; dropping the last clone asks it to stop.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+    group: Supervisor,
+    client: Option<ClientKey>,
+}
+
+impl Store {
+    /// A store.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The same store for one of its clients: what is asked through this handle counts against
+    /// [`client_limits`](Settings::client_limits), so that nobody takes all places. Handles without a client are the
+    /// host's own and only bounded by the store.
+    #[must_use]
+    pub fn for_client(&self, client: ClientKey) -> Store {
+        Store { client: Some(client), ..self.clone() }
+    }
+
+    /// Stores what `source` yields, durably, and returns its name. Dropping the future stores nothing, unless the object
+    /// is being committed already.
+    ///
+    /// # Errors
+    /// [`StorageError::Busy`] before anything is read, [`StorageError::Timeout`] at the deadline or when the source stands
+    /// still, [`StorageError::Source`] with what it says, [`StorageError::Full`], [`StorageError::Quota`],
+    /// [`StorageError::TooLarge`], [`StorageError::Disk`]. Nothing is kept then.
+    pub async fn put<S, E>(&self, source: S, deadline: Deadline) -> Result<Stored, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.put_with(source, Put::default(), deadline).await
+    }
+
+    /// Stores what `source` yields if it is called `id`. If that is here already, nothing is read.
+    ///
+    /// # Errors
+    /// [`StorageError::Mismatch`] if it is called otherwise, and those of [`put`](Self::put).
+    pub async fn put_expect<S, E>(
+        &self,
+        id: ContentId,
+        source: S,
+        deadline: Deadline,
+    ) -> Result<Stored, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.put_with(source, Put { expect: Some(id), ..Put::default() }, deadline).await
+    }
+
+    /// Stores what is in memory already.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn put_bytes(&self, content: Bytes, deadline: Deadline) -> Result<Stored, StorageError> {
+        self.put(Once(Some(content)), deadline).await
+    }
+
+    /// [`put`](Self::put) with choices.
+    ///
+    /// # Errors
+    /// As [`put_expect`](Self::put_expect).
+    pub async fn put_with<S, E>(
+        &self,
+        source: S,
+        put: Put,
+        deadline: Deadline,
+    ) -> Result<Stored, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let place = self.admit(&self.inner.put_streams)?;
+        let stored = deadline.limit("put", self.inner.write(&place, source, put, deadline)).await??;
+        let counts = &self.inner.counts;
+        if stored.existed {
+            counts.put_existed.add(1);
+        } else {
+            counts.put_new.add(1);
+            counts.written_bytes.add(stored.len);
+            self.inner.events.publish(Event::Stored { id: stored.id, len: stored.len });
+        }
+        Ok(stored)
+    }
+
+    /// Begins to read an object, or the part of it in `range`, whose end is cut at the object's. The deadline is for the
+    /// beginning; from then on every piece has [`read_timeout`](Settings::read_timeout).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`], [`StorageError::Corrupt`] if it is quarantined, [`StorageError::Range`],
+    /// [`StorageError::Busy`].
+    pub async fn get(
+        &self,
+        id: ContentId,
+        range: impl RangeBounds<u64>,
+        deadline: Deadline,
+    ) -> Result<Reader, StorageError> {
+        let stat = self.readable(id, deadline).await?;
+        let range = resolve(&range, stat.len)?;
+        let place = self.admit(&self.inner.get_streams)?;
+        self.inner.counts.gets.add(1);
+        Ok(Reader::new(Arc::clone(&self.inner), place, id, stat.len, range))
+    }
+
+    /// Begins to read the groups of 64 KiB that hold `ranges`, each cut at the object's end, with the proof that they belong
+    /// to its name. The deadline is for the beginning, as of [`get`](Self::get).
+    ///
+    /// # Errors
+    /// [`StorageError::Range`] if none of the ranges is inside the object, and those of [`get`](Self::get).
+    pub async fn get_proof(
+        &self,
+        id: ContentId,
+        ranges: &[Range<u64>],
+        deadline: Deadline,
+    ) -> Result<Proof, StorageError> {
+        let stat = self.readable(id, deadline).await?;
+        let shape = Shape::of(stat.len);
+        let wanted = GroupSet::covering(shape, ranges.iter().cloned());
+        if wanted.is_empty() {
+            return Err(StorageError::Range { len: stat.len });
+        }
+        let place = self.admit(&self.inner.get_streams)?;
+        self.inner.counts.gets.add(1);
+        Ok(Proof::new(Arc::clone(&self.inner), place, id, shape, wanted))
+    }
+
+    /// The whole of an object of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`StorageError::TooLarge`] if it is longer, and those of [`get`](Self::get).
+    pub async fn get_bytes(
+        &self,
+        id: ContentId,
+        limit: u64,
+        deadline: Deadline,
+    ) -> Result<Bytes, StorageError> {
+        let mut reader = self.get(id, .., deadline).await?;
+        if reader.len() > limit {
+            return Err(StorageError::TooLarge { key: "limit", limit });
+        }
+        let first = deadline.limit("get", reader.next()).await??.unwrap_or_default();
+        if first.len() as u64 == reader.len() {
+            return Ok(first);
+        }
+        let mut whole = BytesMut::from(first);
+        while let Some(bytes) = deadline.limit("get", reader.next()).await?? {
+            whole.extend_from_slice(&bytes);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Whether an object is here and can be read.
+    ///
+    /// # Errors
+    /// [`StorageError::Busy`], [`StorageError::Canceled`].
+    pub async fn has(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
+        match self.stat(id, deadline).await {
+            Ok(stat) => Ok(!stat.is_quarantined),
+            Err(StorageError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is known of an object.
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`], [`StorageError::Busy`], [`StorageError::Canceled`].
+    #[allow(clippy::unused_async, reason = "an index on disk may have to be asked")]
+    pub async fn stat(&self, id: ContentId, deadline: Deadline) -> Result<Stat, StorageError> {
+        let _pass = self.begin("stat", deadline)?;
+        self.inner.objects.stat(&id).ok_or(StorageError::NotFound { id })
+    }
+
+    /// Up to `limit` objects (1000 at most) in the order of their names, behind `after`.
+    ///
+    /// # Errors
+    /// [`StorageError::Busy`], [`StorageError::Canceled`].
+    #[allow(clippy::unused_async, reason = "an index on disk may have to be asked")]
+    pub async fn list(
+        &self,
+        after: Option<Cursor>,
+        limit: usize,
+        deadline: Deadline,
+    ) -> Result<Page, StorageError> {
+        let _pass = self.begin("list", deadline)?;
+        Ok(self.inner.objects.list(after.as_ref(), limit.clamp(1, PAGE_MAX)))
+    }
+
+    /// Deletes an object durably, and says whether it was here. Dropping the future may or may not delete it.
+    ///
+    /// # Errors
+    /// [`StorageError::Pinned`], [`StorageError::Busy`], [`StorageError::Timeout`], [`StorageError::Disk`].
+    pub async fn delete(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
+        let _pass = self.begin("delete", deadline)?;
+        let existed = self.inner.objects.delete(id, deadline).await?;
+        if existed {
+            self.inner.counts.deletes.add(1);
+            self.inner.events.publish(Event::Deleted { id });
+        }
+        Ok(existed)
+    }
+
+    /// Pins an object durably: neither a collection nor [`delete`](Self::delete) removes it. Says whether that is new.
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`], and those of [`delete`](Self::delete).
+    pub async fn pin(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
+        let _pass = self.begin("pin", deadline)?;
+        self.inner.objects.set_pinned(id, true, deadline).await
+    }
+
+    /// Takes a pin back. Says whether there was one.
+    ///
+    /// # Errors
+    /// As [`pin`](Self::pin).
+    pub async fn unpin(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
+        let _pass = self.begin("unpin", deadline)?;
+        self.inner.objects.set_pinned(id, false, deadline).await
+    }
+
+    /// Deletes what is neither pinned nor young nor kept by `gc`. Others are served meanwhile. Dropping the future does
+    /// not end it.
+    ///
+    /// # Errors
+    /// [`StorageError::Busy`] when too many wait for their turn, [`StorageError::Timeout`], [`StorageError::Disk`].
+    pub async fn gc(&self, gc: Gc, deadline: Deadline) -> Result<Collected, StorageError> {
+        self.inner.upkeep.call("gc", deadline, |reply| Errand::Collect(gc, reply)).await?
+    }
+
+    /// Compacts now if enough of the journal is garbage, and says how many bytes that gave back. It happens by itself too.
+    ///
+    /// # Errors
+    /// As [`gc`](Self::gc).
+    pub async fn compact(&self, deadline: Deadline) -> Result<u64, StorageError> {
+        self.inner.upkeep.call("compact", deadline, Errand::Compact).await?
+    }
+
+    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines what is not
+    /// what was stored. Dropping the future does not end it.
+    ///
+    /// # Errors
+    /// As [`gc`](Self::gc).
+    pub async fn scrub(&self, deadline: Deadline) -> Result<Scrubbed, StorageError> {
+        self.inner.scrubs.call("scrub", deadline, |reply| reply).await?
+    }
+
+    /// What opening the store found and did.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.inner.opened
+    }
+
+    /// What is kept, and what that takes.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.inner.objects.usage()
+    }
+
+    /// What happens from now on.
+    #[must_use]
+    pub fn events(&self) -> Subscriber<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// Whether it can serve, and why not.
+    #[must_use]
+    pub fn ready(&self) -> ReadyStatus {
+        self.group.ready().status()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> Arc<Settings> {
+        self.inner.settings.load()
+    }
+
+    /// Applies other settings from now on.
+    ///
+    /// # Errors
+    /// [`StorageError::Config`] naming the first setting that makes no sense or cannot change while running; then
+    /// everything stays as it was.
+    pub fn reload(&self, settings: Settings) -> Result<(), StorageError> {
+        self.settings().check_change(&settings)?;
+        self.inner.gate.reload(settings.gate())?;
+        let (rate, burst) = pace(&settings);
+        self.inner.pacer.set_rate(rate, burst);
+        self.inner.settings.replace(settings);
+        Ok(())
+    }
+
+    /// Takes no more work, finishes what is begun within [`drain`](Settings::drain), and says how that went. Safe to call
+    /// twice.
+    pub async fn shutdown(&self) -> Stopped {
+        self.group.shutdown().await
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn metrics(&self) -> &Metrics {
+        self.group.metrics()
+    }
+
+    async fn readable(&self, id: ContentId, deadline: Deadline) -> Result<Stat, StorageError> {
+        let stat = self.stat(id, deadline).await?;
+        if stat.is_quarantined { Err(StorageError::Corrupt { id, at: 0 }) } else { Ok(stat) }
+    }
+
+    fn admit(&self, streams: &Arc<Streams>) -> Result<Place, StorageError> {
+        if self.group.stop().is_requested() {
+            return Err(StorageError::Canceled);
+        }
+        let pass = self.client.map(|client| self.inner.gate.enter(client, 0)).transpose()?;
+        streams.admit(pass, self.settings().idle_timeout)
+    }
+
+    fn begin(&self, op: &'static str, deadline: Deadline) -> Result<Option<Pass>, StorageError> {
+        if self.group.stop().is_requested() {
+            return Err(StorageError::Canceled);
+        }
+        if deadline.has_passed() {
+            return Err(StorageError::Timeout { op });
+        }
+        Ok(self.client.map(|client| self.inner.gate.enter(client, 0)).transpose()?)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+/// A stream of one piece.
+struct Once(Option<Bytes>);
+
+impl Stream for Once {
+    type Item = Result<Bytes, io::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.0.take().map(Ok))
+    }
+}

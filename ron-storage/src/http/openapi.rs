@@ -1,0 +1,269 @@
+//! The routes as an OpenAPI document, for programs and for people with such tools.
+//!
+//! Written here by hand, beside the code that it describes, and held to it by a test that asks every route with every
+//! method and compares the fields of every answer.
+
+use axum::{extract::Request, response::Response};
+use http::{HeaderValue, header};
+use ron_core::http::Problem;
+use serde_json::{Map, Value, json};
+
+use super::{BAO, asking::Query};
+
+/// The document, with paths as they are below the place where the routers are mounted.
+#[must_use]
+pub fn document() -> Value {
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ron-storage",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
+            "description": "Objects named by their content. What is refused is answered as application/problem+json.",
+        },
+        "paths": {
+            "/o/{id}": {
+                "parameters": [id()],
+                "get": object("The object, or the ranges of it that are asked for", true),
+                "head": object("What a GET would answer, without the bytes", false),
+                "put": guarded(op(
+                    "Stores the body if it has this name",
+                    &[
+                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
+                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
+                        digest(),
+                    ],
+                    Some(body()),
+                    &[
+                        (200, "It was there already", stored()),
+                        (201, "It is stored", stored()),
+                        (400, "The id, a parameter or the digest is not understood, or the body broke off", problem()),
+                        (409, "The body is another object; nothing was kept", problem()),
+                        (412, "It was there already and if-none-match is *", problem()),
+                        (413, "It is larger than is taken here", problem()),
+                        (415, "It is compressed", problem()),
+                        (507, "The disk or the quota is full", problem()),
+                    ],
+                )),
+                "delete": guarded(op("Deletes the object", &[], None, &[
+                    (204, "It is gone", json!({})),
+                    (400, "The id is not understood", problem()),
+                    (404, "It was not here", problem()),
+                    (409, "It is pinned", problem()),
+                ])),
+            },
+            "/o": {
+                "get": guarded(op(
+                    "What there is, in the order of names",
+                    &[
+                        query("after", json!({"type": "string"}), "Where to go on: next of the page before"),
+                        query("limit", json!({"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}), "How many"),
+                    ],
+                    None,
+                    &[(200, "A page", json_of("Page")), (400, "A parameter is not understood", problem())],
+                )),
+                "post": guarded(op(
+                    "Stores the body and says what it is called",
+                    &[
+                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
+                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
+                        digest(),
+                    ],
+                    Some(body()),
+                    &[
+                        (200, "It was there already", stored()),
+                        (201, "It is stored", stored()),
+                        (400, "A parameter or the digest is not understood, or the body broke off", problem()),
+                        (409, "The body is not what content-digest says; nothing was kept", problem()),
+                        (413, "It is larger than is taken here", problem()),
+                        (415, "It is compressed", problem()),
+                        (507, "The disk or the quota is full", problem()),
+                    ],
+                )),
+            },
+            "/stat/{id}": {
+                "parameters": [id()],
+                "get": op("What is known of an object", &[], None, &[
+                    (200, "It is here", json_of("Stat")),
+                    (400, "The id is not understood", problem()),
+                    (404, "It is not here", problem()),
+                ]),
+            },
+            "/pins/{id}": {
+                "parameters": [id()],
+                "put": guarded(op("Pins an object", &[], None, &[
+                    (200, "It is pinned", json_of("Pin")),
+                    (400, "The id is not understood", problem()),
+                    (404, "It is not here", problem()),
+                ])),
+                "delete": guarded(op("Takes a pin back", &[], None, &[
+                    (200, "It is not pinned", json_of("Pin")),
+                    (400, "The id is not understood", problem()),
+                    (404, "It is not here", problem()),
+                ])),
+            },
+            "/usage": {"get": guarded(op("How much there is", &[], None, &[(200, "So much", json_of("Usage"))]))},
+            "/gc": {
+                "post": guarded(op(
+                    "Deletes what is neither pinned nor young",
+                    &[query("dry_run", json!({"type": "boolean"}), "Only says what would go")],
+                    None,
+                    &[(200, "What went", json_of("Collected")), (400, "A parameter is not understood", problem())],
+                )),
+            },
+            "/scrub": {
+                "post": guarded(op("Reads everything and quarantines what is damaged", &[], None, &[
+                    (200, "What was found", json_of("Scrubbed")),
+                ])),
+            },
+            "/openapi.json": {"get": op("This document", &[], None, &[(200, "It", json!({"application/json": {}}))])},
+        },
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas(),
+        },
+    })
+}
+
+fn schemas() -> Value {
+    let (text, number, flag) =
+        (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}), json!({"type": "boolean"}));
+    json!({
+        "Stored": record(&[
+            ("id", &text), ("cid", &text), ("size", &number), ("existed", &flag),
+            ("durability", &json!({"enum": ["durable", "buffered"]})),
+        ], &[]),
+        "Stat": record(&[("id", &text), ("cid", &text), ("size", &number), ("pinned", &flag), ("quarantined", &flag)], &[]),
+        "Page": record(&[
+            ("objects", &json!({"type": "array", "items": {"$ref": "#/components/schemas/Stat"}})),
+        ], &[("next", &text)]),
+        "Pin": record(&[("id", &text), ("pinned", &flag), ("changed", &flag)], &[]),
+        "Usage": record(&[
+            ("objects", &number), ("bytes", &number), ("pinned", &number), ("quarantined", &number),
+            ("disk_bytes", &number), ("garbage_bytes", &number),
+        ], &[("free_bytes", &number)]),
+        "Collected": record(&[("objects", &number), ("bytes", &number), ("kept", &number), ("dry_run", &flag)], &[]),
+        "Scrubbed": record(&[
+            ("objects", &number), ("bytes", &number), ("damaged", &json!({"type": "array", "items": &text})),
+        ], &[]),
+        "Problem": record(&[
+            ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),
+        ], &[("detail", &text), ("hint", &text), ("corr_id", &text)]),
+    })
+}
+
+/// A record with fields that are always there and some that may be.
+fn record(required: &[(&str, &Value)], optional: &[(&str, &Value)]) -> Value {
+    let properties: Map<String, Value> =
+        required.iter().chain(optional).map(|(name, kind)| ((*name).to_owned(), (*kind).clone())).collect();
+    let required: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn object(summary: &str, has_ranges: bool) -> Value {
+    let bytes = json!({"application/octet-stream": {}, BAO: {}});
+    let mut answers = vec![
+        (200, "The object, or the proof that is asked for", bytes),
+        (304, "The client has it already", json!({})),
+        (400, "The id or a parameter is not understood", problem()),
+        (404, "It is not here", problem()),
+        (412, "It is none of those in if-match", problem()),
+        (416, "There is no such range", problem()),
+        (500, "It is damaged and not served", problem()),
+    ];
+    let mut parameters = vec![
+        query("filename", json!({"type": "string"}), "What a browser shall call it"),
+        query("bytes", json!({"type": "string"}), "The ranges of a proof, as behind bytes= of Range"),
+        header_parameter("If-None-Match", "Tags of what the client has"),
+        header_parameter("If-Match", "Tags of what the client wants"),
+    ];
+    if has_ranges {
+        let parts = json!({"application/octet-stream": {}, "multipart/byteranges": {}});
+        answers.push((206, "The ranges asked for", parts));
+        parameters.push(header_parameter("Range", "Up to 16 ranges of bytes, none twice"));
+        parameters.push(header_parameter("If-Range", "Ranges only if this is its tag"));
+    }
+    op(summary, &parameters, None, &answers)
+}
+
+fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16, &str, Value)]) -> Value {
+    let mut responses: Map<String, Value> = answers
+        .iter()
+        .map(|(status, what, content)| {
+            let mut answer = json!({"description": what});
+            if content.as_object().is_some_and(|content| !content.is_empty()) {
+                answer["content"] = content.clone();
+            }
+            (status.to_string(), answer)
+        })
+        .collect();
+    for (status, what) in [
+        (400, "A parameter is not understood"),
+        (429, "Too much at once; retry-after says when"),
+        (503, "Stopping, or the disk failed"),
+        (504, "Not in time"),
+    ] {
+        responses
+            .entry(status.to_string())
+            .or_insert_with(|| json!({"description": what, "content": problem()}));
+    }
+    let mut op = json!({"summary": summary, "responses": responses});
+    if !parameters.is_empty() {
+        op["parameters"] = parameters.into();
+    }
+    if let Some(body) = body {
+        op["requestBody"] = body;
+    }
+    op
+}
+
+/// Needs a token.
+fn guarded(mut op: Value) -> Value {
+    op["security"] = json!([{"token": []}]);
+    for (status, what) in [("401", "No token, or not the right one"), ("403", "Not with this token")] {
+        op["responses"][status] = json!({"description": what, "content": problem()});
+    }
+    op
+}
+
+fn id() -> Value {
+    json!({
+        "name": "id", "in": "path", "required": true, "schema": {"type": "string"},
+        "description": "b3: and 64 lowercase hex digits, or a CIDv1 of raw bytes and BLAKE3",
+    })
+}
+
+fn query(name: &str, schema: Value, description: &str) -> Value {
+    json!({"name": name, "in": "query", "schema": schema, "description": description})
+}
+
+fn header_parameter(name: &str, description: &str) -> Value {
+    json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": description})
+}
+
+fn digest() -> Value {
+    header_parameter("Content-Digest", "What the body hashes to: sha-256, sha-512 or blake3")
+}
+
+fn body() -> Value {
+    json!({"required": true, "content": {"application/octet-stream": {}}})
+}
+
+fn stored() -> Value {
+    json_of("Stored")
+}
+
+fn json_of(schema: &str) -> Value {
+    json!({"application/json": {"schema": {"$ref": format!("#/components/schemas/{schema}")}}})
+}
+
+fn problem() -> Value {
+    json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}})
+}
+
+pub(super) async fn serve(request: Request) -> Result<Response, Problem> {
+    Query::of(&request, &[])?;
+    let mut response = Response::new(document().to_string().into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}

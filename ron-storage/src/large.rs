@@ -1,0 +1,354 @@
+//! Large objects: files of their own, each beside its tree.
+//!
+//! A file is named by a number that is used once, so that an object that is deleted and put again never shares one with
+//! its former self, and nothing has to be renamed: a file exists for the store when a record of the journal says so, and
+//! is swept when none does. The tree file says which object it belongs to, for whoever has only the files.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use ron_core::{
+    ContentId, Lock, LockSpec, Metrics,
+    disk::{Access, Disk, DiskError, File},
+};
+
+use crate::{
+    StorageError,
+    error::of_disk,
+    logic::{
+        proof::{GroupSet, proof_piece},
+        tree::{Hash, NODE, Shape, TreeError, TreeHasher, check_groups, group_hashes},
+    },
+    planted::{Bug, is_planted},
+};
+
+pub(crate) const OPENED: LockSpec = LockSpec::new("ron-storage", "opened", 720)
+    .guards("which files are open for reading, and which are to be removed; held while one comes or goes");
+
+const DIR: &str = "large";
+const MAGIC: [u8; 8] = *b"\x89RONT\r\n\x1a";
+const VERSION: u16 = 1;
+/// Bytes before the nodes of a tree file.
+const HEADER: usize = 64;
+
+/// Files kept open for reading: a stream comes back for the same file every mebibyte.
+const OPEN_MAX: usize = 64;
+
+/// The large objects of a store.
+pub(crate) struct Large {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    next: AtomicU64,
+    state: Lock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    open: VecDeque<(u64, Arc<Opened>)>,
+    /// Files that belong to no object any more, or never did.
+    doomed: Vec<u64>,
+}
+
+/// An object's files, open for reading.
+struct Opened {
+    data: File,
+    tree: File,
+}
+
+impl Large {
+    pub(crate) fn new(disk: &Arc<dyn Disk>, dir: &Path, metrics: &Metrics) -> Arc<Self> {
+        Arc::new(Large {
+            disk: Arc::clone(disk),
+            dir: dir.join(DIR),
+            next: AtomicU64::new(1),
+            state: Lock::new(OPENED, State::default(), metrics),
+        })
+    }
+
+    /// The next number for a file.
+    pub(crate) fn next_file(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Uses no number below this.
+    pub(crate) fn skip_to(&self, file: u64) {
+        self.next.fetch_max(file, Ordering::Relaxed);
+    }
+
+    fn path(&self, file: u64, kind: &str) -> PathBuf {
+        self.dir.join(format!("{file:016x}.{kind}"))
+    }
+
+    /// Begins to write an object. Blocks.
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<Ingest, StorageError> {
+        loop {
+            let file = self.next.fetch_add(1, Ordering::Relaxed);
+            let data = match self.disk.create(&self.path(file, "dat")) {
+                // Left by a crash and not swept yet.
+                Err(DiskError::AlreadyExists { .. }) => continue,
+                created => created.map_err(of_disk)?,
+            };
+            let doom = Doom { large: Arc::clone(self), file: Some(file) };
+            let tree = self.disk.create(&self.path(file, "tree")).map_err(of_disk)?;
+            return Ok(Ingest { data, tree, doom });
+        }
+    }
+
+    /// The bytes asked for, once they are seen to be those of the object. Blocks.
+    pub(crate) fn read(
+        &self,
+        file: u64,
+        id: &ContentId,
+        len: u64,
+        bytes: &Range<u64>,
+        proof: Option<&GroupSet>,
+    ) -> Result<Bytes, StorageError> {
+        let damaged = |at: u64| StorageError::Corrupt { id: *id, at };
+        let opened = match self.opened(file) {
+            // The object is here, and what it is made of is not.
+            Err(DiskError::NotFound { .. }) => return Err(damaged(0)),
+            opened => opened.map_err(of_disk)?,
+        };
+        let shape = Shape::of(len);
+        let groups = shape.covering(bytes.clone());
+        let whole = shape.group(groups.start).start..shape.group(groups.end.saturating_sub(1)).end;
+        let nodes = opened.nodes(shape, groups.clone()).map_err(of_disk)?;
+        let content = opened.content(&whole).map_err(of_disk)?;
+        let of_tree = |error: TreeError| damaged(error.offset());
+        if let Some(wanted) = proof {
+            return proof_piece(id, shape, wanted, groups, &nodes[..], &content).map_err(of_tree);
+        }
+        let hashes: Vec<Hash> = group_hashes(id, shape, groups.clone(), &nodes[..]).map_err(of_tree)?;
+        check_groups(shape, groups.start, &hashes, &content).map_err(of_tree)?;
+        let within =
+            |offset: u64| usize::try_from(offset - whole.start).unwrap_or(usize::MAX).min(content.len());
+        Ok(content.slice(within(bytes.start)..within(bytes.end)))
+    }
+
+    /// Whether the tree file says what the index says. Blocks.
+    pub(crate) fn check_header(&self, file: u64, id: &ContentId, len: u64) -> Result<bool, StorageError> {
+        match self.opened(file) {
+            Err(DiskError::NotFound { .. }) => Ok(false),
+            opened => {
+                let opened = opened.map_err(of_disk)?;
+                let mut found = [0; HEADER];
+                let read = opened.tree.read_at(0, &mut found).map_err(of_disk)?;
+                let is_whole = opened.tree.len().map_err(of_disk)?
+                    == HEADER as u64 + Shape::of(len).outboard_len()
+                    && opened.data.len().map_err(of_disk)? == len;
+                Ok(is_whole && read == HEADER && found == header(id, len))
+            }
+        }
+    }
+
+    fn opened(&self, file: u64) -> Result<Arc<Opened>, DiskError> {
+        {
+            let mut state = self.state.lock();
+            if let Some(at) = state.open.iter().position(|(number, _)| *number == file) {
+                let found = state.open.remove(at).expect("the position was just found");
+                let opened = Arc::clone(&found.1);
+                state.open.push_back(found);
+                return Ok(opened);
+            }
+        }
+        let opened = Arc::new(Opened {
+            data: self.disk.open(&self.path(file, "dat"), Access::Read)?,
+            tree: self.disk.open(&self.path(file, "tree"), Access::Read)?,
+        });
+        let mut state = self.state.lock();
+        let closed = if state.open.len() == OPEN_MAX { state.open.pop_front() } else { None };
+        state.open.push_back((file, Arc::clone(&opened)));
+        drop(state);
+        drop(closed);
+        Ok(opened)
+    }
+
+    /// Says that nobody needs a file any more. It goes with the next [`sweep`](Self::sweep).
+    pub(crate) fn doom(&self, file: u64) {
+        let mut state = self.state.lock();
+        state.doomed.push(file);
+        let at = state.open.iter().position(|(number, _)| *number == file);
+        let closed = at.and_then(|at| state.open.remove(at));
+        drop(state);
+        drop(closed);
+    }
+
+    /// Whether there are files to remove.
+    pub(crate) fn has_doomed(&self) -> bool {
+        !self.state.lock().doomed.is_empty()
+    }
+
+    /// Removes the files that nobody needs. Blocks. Those that cannot be removed stay on the list.
+    pub(crate) fn sweep(&self) -> usize {
+        let doomed = std::mem::take(&mut self.state.lock().doomed);
+        let mut removed = 0;
+        for file in doomed {
+            let mut is_gone = true;
+            for kind in ["tree", "dat"] {
+                match self.disk.remove(&self.path(file, kind)) {
+                    Ok(()) | Err(DiskError::NotFound { .. }) => {}
+                    Err(error) => {
+                        tracing::warn!(file, %error, "a file that nobody needs could not be removed");
+                        is_gone = false;
+                    }
+                }
+            }
+            if is_gone {
+                removed += 1;
+            } else {
+                self.state.lock().doomed.push(file);
+            }
+        }
+        removed
+    }
+
+    /// Makes what was removed stay removed. Blocks.
+    pub(crate) fn sync(&self) -> Result<(), DiskError> {
+        self.disk.sync_dir(&self.dir)
+    }
+
+    /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
+    pub(crate) fn sweep_unknown(&self, kept: &std::collections::HashSet<u64>) -> Result<usize, DiskError> {
+        let mut removed = 0;
+        for entry in self.disk.list(&self.dir)? {
+            let number = |name: &str| {
+                let (digits, kind) = name.split_once('.')?;
+                let is_ours = digits.len() == 16 && (kind == "dat" || kind == "tree");
+                is_ours.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+            };
+            let Some(file) = number(&entry.name).filter(|_| entry.is_file) else { continue };
+            self.skip_to(file.saturating_add(1));
+            if !kept.contains(&file) {
+                self.disk.remove(&self.dir.join(&entry.name))?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl fmt::Debug for Large {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Large").field("next", &self.next_file()).finish_non_exhaustive()
+    }
+}
+
+impl Opened {
+    /// The pieces of the tree that a check of `groups` needs.
+    fn nodes(&self, shape: Shape, groups: Range<u64>) -> Result<Vec<(u64, Bytes)>, DiskError> {
+        let read = |span: Range<u64>| {
+            let mut bytes = vec![0; usize::try_from(span.end - span.start).unwrap_or(0)];
+            let read = self.tree.read_at(HEADER as u64 + span.start, &mut bytes)?;
+            // What is missing is missed by the check.
+            bytes.truncate(
+                read / usize::try_from(NODE).expect("small") * usize::try_from(NODE).expect("small"),
+            );
+            Ok((span.start, bytes.into()))
+        };
+        shape.spans(groups).into_iter().map(read).collect()
+    }
+
+    fn content(&self, range: &Range<u64>) -> Result<Bytes, DiskError> {
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+        let read = self.data.read_at(range.start, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(bytes.into())
+    }
+}
+
+fn header(id: &ContentId, len: u64) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&VERSION.to_be_bytes());
+    bytes[16..48].copy_from_slice(id.as_bytes());
+    bytes[48..56].copy_from_slice(&len.to_be_bytes());
+    let sum = blake3::hash(&bytes[..56]);
+    bytes[56..].copy_from_slice(&sum.as_bytes()[..8]);
+    bytes
+}
+
+/// Files that are doomed unless somebody says otherwise.
+#[derive(Debug)]
+struct Doom {
+    large: Arc<Large>,
+    file: Option<u64>,
+}
+
+impl Drop for Doom {
+    fn drop(&mut self) {
+        if let Some(file) = self.file {
+            self.large.doom(file);
+        }
+    }
+}
+
+/// An object that is being written. Dropping it gives it up.
+#[derive(Debug)]
+pub(crate) struct Ingest {
+    data: File,
+    tree: File,
+    doom: Doom,
+}
+
+impl Ingest {
+    /// Writes a piece of the object. Blocks.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StorageError> {
+        self.data.write_at(offset, bytes).map_err(of_disk)
+    }
+
+    /// Hashes the next piece and writes what is finished of the tree. Blocks.
+    pub(crate) fn hash(&self, hashing: &mut Hashing, bytes: &[u8]) -> Result<(), StorageError> {
+        hashing.hasher.update(bytes);
+        let nodes = hashing.hasher.take_nodes();
+        self.tree.write_at(HEADER as u64 + hashing.nodes, &nodes).map_err(of_disk)?;
+        hashing.nodes += nodes.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the tree. Blocks.
+    pub(crate) fn finish(&self, hashing: Hashing) -> Result<(ContentId, u64), StorageError> {
+        let tree = hashing.hasher.finish();
+        self.tree.write_at(HEADER as u64 + hashing.nodes, &tree.nodes).map_err(of_disk)?;
+        let len = tree.shape.size();
+        self.tree.write_at(0, &header(&tree.id, len)).map_err(of_disk)?;
+        Ok((tree.id, len))
+    }
+
+    /// Makes both files survive a crash, name and all. Blocks.
+    pub(crate) fn sync(&self) -> Result<(), StorageError> {
+        if !is_planted(Bug::NoSync) {
+            self.data.sync_data().map_err(of_disk)?;
+            self.tree.sync_data().map_err(of_disk)?;
+        }
+        if !is_planted(Bug::NoDirSync) {
+            self.doom.large.disk.sync_dir(&self.doom.large.dir).map_err(of_disk)?;
+        }
+        Ok(())
+    }
+
+    /// The number of its files.
+    pub(crate) fn file(&self) -> u64 {
+        self.doom.file.expect("taken only when it is kept")
+    }
+
+    /// Says that the object exists.
+    pub(crate) fn keep(mut self) {
+        self.doom.file = None;
+    }
+}
+
+/// How far the tree of an object that is being written is.
+#[derive(Debug, Default)]
+pub(crate) struct Hashing {
+    hasher: TreeHasher,
+    nodes: u64,
+}

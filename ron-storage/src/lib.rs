@@ -1,0 +1,92 @@
+//! An embedded store of objects that are named by their content.
+//!
+//! An object is bytes, and its name is their BLAKE3 hash. What is acknowledged is on disk, what is read is verified
+//! against its name on the way, and whatever is full says so at once. Bytes come and go as streams, so an object may be
+//! larger than memory.
+//!
+//! # A store in ten lines
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use ron_core::{Deadline, Supervisor};
+//! use ron_storage::Store;
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (host, soon) = (Supervisor::new("host"), || Deadline::after(Duration::from_secs(5)));
+//! let store = Store::builder().memory().start(&host).await?;
+//! let stored = store.put_bytes("hello".into(), soon()).await?;
+//! let mut reader = store.get(stored.id, .., soon()).await?;
+//! while let Some(bytes) = reader.next().await? {
+//!     assert_eq!(&bytes[..], b"hello");
+//! }
+//! host.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does
+//!
+//! | To | Use |
+//! |---|---|
+//! | keep it on disk | [`Builder::data`]; [`Builder::memory`] touches no file |
+//! | store | [`Store::put`], [`Store::put_bytes`], [`Store::put_expect`], [`Store::put_with`] |
+//! | read all or a part, verified | [`Store::get`], [`Store::get_bytes`] |
+//! | read it with the proof that others can verify | [`Store::get_proof`] |
+//! | know what is there | [`Store::has`], [`Store::stat`], [`Store::list`], [`Store::usage`] |
+//! | get rid of it | [`Store::delete`]; [`Store::pin`], [`Store::unpin`] and [`Store::gc`] |
+//! | know that it is still what it was | [`Store::scrub`] |
+//! | see how it is doing | [`Store::events`], [`Store::ready`], the metrics in `docs/operating.md` |
+//! | share it fairly between clients | [`Store::for_client`] |
+//! | change settings while it runs | [`Store::reload`] |
+//! | serve it over HTTP | the module `http`, with the feature `http` |
+//! | fetch from such a server, verified | the module `client`, with the feature `client` |
+
+mod actor;
+#[cfg(feature = "client")]
+pub mod client;
+mod error;
+mod handle;
+mod holds;
+#[cfg(feature = "http")]
+pub mod http;
+mod index;
+mod large;
+// Public for the fuzz targets, and no part of the interface: what hosts see is exported below.
+#[doc(hidden)]
+pub mod logic;
+mod metrics;
+mod objects;
+mod opening;
+#[cfg(feature = "planted-bugs")]
+#[doc(hidden)]
+pub mod planted;
+#[cfg(not(feature = "planted-bugs"))]
+#[allow(unreachable_pub, dead_code, reason = "public with the feature, a constant `false` without")]
+mod planted;
+mod proving;
+mod reading;
+mod settings;
+mod streams;
+mod upkeep;
+mod writing;
+
+pub use error::StorageError;
+pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
+pub use logic::tree::TreeError;
+pub use opening::Opened;
+pub use proving::Proof;
+pub use reading::Reader;
+pub use settings::{GROUP_BYTES, Settings};
+pub use writing::{Durability, Put, Stored};
+
+/// What a store may bring to a running program: its queues, tasks and locks.
+#[must_use]
+pub fn inventory() -> ron_core::Inventory {
+    ron_core::Inventory::of(
+        &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
+        &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
+        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED],
+    )
+}

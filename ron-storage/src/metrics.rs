@@ -1,0 +1,57 @@
+//! What only the store counts.
+
+use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
+
+macro_rules! counters {
+    ($($name:ident = $text:literal, $label:literal, $help:literal;)*) => {
+        $(pub(crate) const $name: Counter =
+            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
+    };
+}
+
+counters! {
+    PUTS = "puts", "result", "Objects put, by whether they were new";
+    GETS = "gets", "", "Objects of which reading began";
+    DELETES = "deletes", "", "Objects deleted";
+    READ_BYTES = "read_bytes", "", "Verified bytes handed out";
+    WRITTEN_BYTES = "written_bytes", "", "Bytes of objects that were new";
+    CORRUPT = "corrupt", "found_by", "Objects found damaged and quarantined";
+    REFUSED_WRITES = "refused_writes", "reason", "Puts refused for want of space";
+    REVOKED = "streams_revoked", "", "Streams that stood still and lost their place";
+    COLLECTED = "collected", "", "Objects that garbage collection deleted";
+    COMPACTED_BYTES = "compacted_bytes", "", "Bytes of the journal that compaction gave back";
+}
+
+/// Objects kept.
+pub(crate) const OBJECTS: GaugeSpec = GaugeSpec { name: "objects", help: "Objects kept" };
+
+/// What they are long in all.
+pub(crate) const OBJECT_BYTES: GaugeSpec = GaugeSpec { name: "object_bytes", help: "Bytes of content kept" };
+
+/// What could be given back.
+pub(crate) const GARBAGE_BYTES: GaugeSpec =
+    GaugeSpec { name: "garbage_bytes", help: "Bytes of the journal that compaction would give back" };
+
+/// What is not served.
+pub(crate) const QUARANTINED: GaugeSpec =
+    GaugeSpec { name: "quarantined", help: "Objects that are damaged and not served" };
+
+/// Streams that are open.
+pub(crate) const GET_STREAMS: GaugeSpec = GaugeSpec { name: "get_streams", help: "Objects being read" };
+
+/// Streams that are open.
+pub(crate) const PUT_STREAMS: GaugeSpec = GaugeSpec { name: "put_streams", help: "Objects being written" };
+
+/// How long a put takes from its last byte to its acknowledgement.
+pub(crate) const COMMIT_SECONDS: HistogramSpec = HistogramSpec {
+    name: "commit_seconds",
+    help: "From the last byte of a put to its acknowledgement",
+    buckets: &[0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0],
+};
+
+/// How long a step of upkeep holds others up.
+pub(crate) const UPKEEP_PAUSE_SECONDS: HistogramSpec = HistogramSpec {
+    name: "upkeep_pause_seconds",
+    help: "One step of compaction or collection",
+    buckets: &[0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0],
+};

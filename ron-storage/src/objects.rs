@@ -1,0 +1,605 @@
+//! What is kept, and where: the table in memory, the journal, the files of large objects.
+//!
+//! An object exists when the journal says so. Everything that changes something holds the object's name, writes to the
+//! journal, and notes in the table what was written; whoever reads looks into the table and verifies what it finds there.
+
+use std::{
+    fmt,
+    ops::Range,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use ron_core::{
+    ContentId, Deadline, Feed, Lane, Lock, LockSpec, Metrics, Spawner, Tally,
+    disk::Disk,
+    journal::{self, Item, Journal, JournalError, Position},
+};
+
+use crate::{
+    Durability, Event, Put, StorageError,
+    actor::Errand,
+    error::of_journal,
+    handle::{Cursor, Page, Stat, Usage},
+    holds::{Doubt, Hold, Holds},
+    large::{Ingest, Large},
+    logic::{
+        proof::{GroupSet, proof_piece},
+        records::{Note, SMALL},
+        table::{Entry, Home, Spot, Table},
+        tree::{Shape, Tree},
+    },
+    metrics::{CORRUPT, REFUSED_WRITES},
+    settings::Settings,
+};
+
+pub(crate) const TABLE: LockSpec =
+    LockSpec::new("ron-storage", "table", 710).guards("where objects are; held for one look or one change");
+
+/// How often a reader looks again because the object was moved meanwhile.
+const MOVES_MAX: usize = 8;
+
+/// How much is written on the word of one look at the free space. Others use the disk too.
+const TRUST_MAX: u64 = 64 << 20;
+
+/// A part of an object to be read.
+#[derive(Debug, Clone)]
+pub(crate) struct Read {
+    pub(crate) id: ContentId,
+    pub(crate) bytes: Range<u64>,
+    /// The whole proof of which this is a piece, if these bytes, whole groups then, are wanted with their nodes.
+    pub(crate) proof: Option<Arc<GroupSet>>,
+}
+
+/// The objects of a store.
+pub(crate) struct Objects {
+    pub(crate) table: Lock<Table>,
+    pub(crate) holds: Arc<Holds>,
+    pub(crate) large: Arc<Large>,
+    pub(crate) journal: Journal,
+    pub(crate) reader: journal::Reader,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) dir: PathBuf,
+    /// The store's own number, which its index carries too.
+    pub(crate) store: [u8; 16],
+    /// Whether what is synced survives.
+    pub(crate) is_durable: bool,
+    pub(crate) events: Feed<Event>,
+    pub(crate) upkeep: Lane<Errand>,
+    pub(crate) metrics: Metrics,
+    pub(crate) spawner: Spawner,
+    /// The last place in the journal that was acknowledged, and the last that was acknowledged as durable.
+    acknowledged: AtomicU64,
+    synced: AtomicU64,
+    /// What is being put and not in the table yet.
+    reserved_bytes: AtomicU64,
+    reserved_objects: AtomicU64,
+    trusted_room: AtomicU64,
+    full: Tally,
+    over_quota: Tally,
+}
+
+/// What opening hands to the objects.
+pub(crate) struct Parts {
+    pub(crate) table: Table,
+    pub(crate) large: Arc<Large>,
+    pub(crate) journal: Journal,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) dir: PathBuf,
+    pub(crate) store: [u8; 16],
+    pub(crate) is_durable: bool,
+    pub(crate) end: Spot,
+    pub(crate) spawner: Spawner,
+}
+
+/// A record on its way to the journal, and the pin that follows it.
+struct Append<'a> {
+    record: (u8, Bytes),
+    /// The name of its payload, if that is known.
+    name: Option<&'a ContentId>,
+    pin: Option<ContentId>,
+    durable: bool,
+}
+
+impl Objects {
+    pub(crate) fn new(parts: Parts, events: Feed<Event>, upkeep: Lane<Errand>, metrics: &Metrics) -> Self {
+        let Parts { table, large, journal, disk, dir, store, is_durable, end, spawner } = parts;
+        Objects {
+            table: Lock::new(TABLE, table, metrics),
+            holds: Holds::new(metrics),
+            large,
+            reader: journal.reader(),
+            journal,
+            disk,
+            dir,
+            store,
+            is_durable,
+            events,
+            upkeep,
+            spawner,
+            acknowledged: AtomicU64::new(end.number()),
+            synced: AtomicU64::new(end.number()),
+            reserved_bytes: AtomicU64::new(0),
+            reserved_objects: AtomicU64::new(0),
+            trusted_room: AtomicU64::new(0),
+            full: metrics.tally(REFUSED_WRITES, "full"),
+            over_quota: metrics.tally(REFUSED_WRITES, "quota"),
+            metrics: metrics.clone(),
+        }
+    }
+
+    pub(crate) fn entry(&self, id: &ContentId) -> Option<Entry> {
+        self.table.lock().get(id)
+    }
+
+    /// The last place in the journal that was acknowledged.
+    pub(crate) fn acknowledged(&self) -> Spot {
+        Spot::from_number(self.acknowledged.load(Ordering::Acquire))
+    }
+
+    /// Notes that the journal has acknowledged a record.
+    pub(crate) fn note(&self, position: Position, durable: bool) -> Result<Spot, StorageError> {
+        let spot = Spot::of(position).ok_or(StorageError::Full)?;
+        self.acknowledged.fetch_max(spot.number(), Ordering::AcqRel);
+        if durable {
+            self.synced.fetch_max(spot.number(), Ordering::AcqRel);
+        }
+        Ok(spot)
+    }
+
+    /// Bytes of the journal.
+    pub(crate) fn written(&self) -> u64 {
+        self.reader.segments().iter().map(|segment| u64::from(segment.bytes)).sum()
+    }
+
+    pub(crate) fn stat(&self, id: &ContentId) -> Option<Stat> {
+        self.entry(id).map(|entry| stat(&entry))
+    }
+
+    pub(crate) fn list(&self, after: Option<&Cursor>, limit: usize) -> Page {
+        let (entries, more) = self.table.lock().page(after.map(|cursor| &cursor.0), limit);
+        let objects: Vec<Stat> = entries.iter().map(stat).collect();
+        let next = objects.last().filter(|_| more).map(|last| Cursor(last.id));
+        Page { objects, next }
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let totals = self.table.lock().totals();
+        let written = self.written();
+        Usage {
+            objects: totals.objects,
+            bytes: totals.bytes,
+            pinned: totals.pinned,
+            quarantined: totals.bad,
+            disk_bytes: written + totals.large_bytes + totals.large_bytes / 1024,
+            garbage_bytes: written.saturating_sub(totals.journal_bytes),
+            free_bytes: self.disk.free_space().ok().filter(|_| self.is_durable),
+        }
+    }
+
+    /// The bytes asked for, once they are seen to be those of the object. Blocks.
+    pub(crate) fn read(&self, read: &Read) -> Result<Bytes, StorageError> {
+        let Read { id, bytes, proof } = read;
+        for _ in 0..MOVES_MAX {
+            let entry = self.entry(id).ok_or(StorageError::NotFound { id: *id })?;
+            if entry.is_bad {
+                return Err(StorageError::Corrupt { id: *id, at: 0 });
+            }
+            let found = self.read_at(&entry, bytes, proof.as_deref());
+            let Err(StorageError::Corrupt { at, .. }) = found else { return found };
+            // Moved or deleted while it was read, or really damaged.
+            if self.entry(id).is_some_and(|now| now.home == entry.home) {
+                self.quarantine(&entry, "read");
+                return Err(StorageError::Corrupt { id: *id, at });
+            }
+        }
+        Err(StorageError::Busy { what: "compaction", retry_after: std::time::Duration::from_millis(10) })
+    }
+
+    /// What is where an entry says, verified. Blocks.
+    pub(crate) fn read_at(
+        &self,
+        entry: &Entry,
+        bytes: &Range<u64>,
+        proof: Option<&GroupSet>,
+    ) -> Result<Bytes, StorageError> {
+        let corrupt = StorageError::Corrupt { id: entry.id, at: 0 };
+        let spot = match entry.home {
+            Home::Small(spot) => spot,
+            Home::Large(file) => return self.large.read(file, &entry.id, entry.len, bytes, proof),
+            Home::Lost => return Err(corrupt),
+        };
+        let len = u32::try_from(entry.len).map_err(|_| corrupt.clone())?;
+        let content = match self.reader.read_sized(spot.position(), len) {
+            Ok(record) if record.kind == SMALL && record.name == entry.id => record.payload,
+            Ok(_) | Err(JournalError::NoRecord { .. } | JournalError::Damaged { .. }) => return Err(corrupt),
+            Err(error) => return Err(of_journal(error)),
+        };
+        let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
+        let Some(wanted) = proof else { return Ok(content.slice(at(bytes.start)..at(bytes.end))) };
+        let tree = Tree::of(&content);
+        let groups = tree.shape.covering(bytes.clone());
+        let whole =
+            at(tree.shape.group(groups.start).start)..at(tree.shape.group(groups.end.saturating_sub(1)).end);
+        let piece =
+            proof_piece(&entry.id, Shape::of(entry.len), wanted, groups, &tree.nodes[..], &content[whole]);
+        piece.map_err(|_| corrupt)
+    }
+
+    /// Takes an object that is not what was stored out of service. That survives a restart as soon as the keeper has
+    /// written it down.
+    pub(crate) fn quarantine(&self, entry: &Entry, found_by: &'static str) {
+        let is_new = {
+            let mut table = self.table.lock();
+            let now = table.get(&entry.id).filter(|now| now.home == entry.home && !now.is_bad);
+            if now.is_some() {
+                table.change(&entry.id, |entry| entry.is_bad = true);
+            }
+            now.is_some()
+        };
+        if is_new {
+            tracing::error!(id = %entry.id, found_by, "an object is damaged and no longer served");
+            self.metrics.tally(CORRUPT, found_by).add(1);
+            self.events.publish(Event::Quarantined { id: entry.id });
+            // If too many wait it is found again after a restart.
+            let _ = self.upkeep.try_push(Errand::WriteBad(entry.id));
+        }
+    }
+
+    /// Room on the disk for so many bytes, besides what is kept free.
+    pub(crate) fn check_room(&self, bytes: u64, settings: &Settings) -> Result<(), StorageError> {
+        let spend = |trusted: u64| trusted.checked_sub(bytes);
+        if self.trusted_room.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_ok() {
+            return Ok(());
+        }
+        // If the disk does not say, it will say when it is full.
+        let free = self.disk.free_space().unwrap_or(u64::MAX);
+        match free.checked_sub(settings.reserve_bytes.saturating_add(bytes)) {
+            Some(left) => {
+                self.trusted_room.store(left.min(TRUST_MAX), Ordering::Release);
+                Ok(())
+            }
+            None => Err(self.counted(StorageError::Full)),
+        }
+    }
+
+    /// Counts refusals for want of space.
+    pub(crate) fn counted(&self, error: StorageError) -> StorageError {
+        match error {
+            StorageError::Full => self.full.add(1),
+            StorageError::Quota { .. } => self.over_quota.add(1),
+            _ => {}
+        }
+        error
+    }
+
+    /// Refuses at once an object that is longer than all together may be. Whether there is room for it beside the others is
+    /// known only at its end, when it turns out whether it is here already.
+    pub(crate) fn check_length(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
+        settings.check_quota(0, 0, len).map_err(|error| self.counted(error))
+    }
+
+    fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
+        // Under the lock, so that two who come at once do not both take the last place.
+        let table = self.table.lock();
+        let totals = table.totals();
+        let bytes = totals.bytes.saturating_add(self.reserved_bytes.load(Ordering::Relaxed));
+        let objects = totals.objects + self.reserved_objects.load(Ordering::Relaxed);
+        settings.check_quota(bytes, objects, len).map_err(|error| self.counted(error))?;
+        self.reserved_bytes.fetch_add(len, Ordering::Relaxed);
+        self.reserved_objects.fetch_add(1, Ordering::Relaxed);
+        drop(table);
+        Ok(Reserved { objects: self, len })
+    }
+
+    /// What an acknowledgement stands for if `durability` was asked for.
+    fn granted(&self, durability: Durability) -> Durability {
+        if self.is_durable { durability } else { Durability::Buffered }
+    }
+
+    /// If the object is here: pins it and makes it durable, if that is asked for.
+    async fn put_again(
+        &self,
+        hold: &mut Hold,
+        id: ContentId,
+        put: Put,
+        deadline: Deadline,
+    ) -> Result<Option<(u64, Durability)>, StorageError> {
+        let Some(entry) = self.entry(&id).filter(|entry| !entry.is_bad) else {
+            return Ok(None);
+        };
+        if put.pin && !entry.is_pinned {
+            self.write(hold, Note::Pinned(id), deadline).await?;
+            self.table.lock().change(&id, |entry| entry.is_pinned = true);
+        }
+        let is_durable = match entry.home {
+            Home::Small(spot) => spot.number() <= self.synced.load(Ordering::Acquire),
+            // Nobody knows where its record is.
+            _ => false,
+        };
+        if put.durability == Durability::Durable && !is_durable {
+            let until = self.acknowledged();
+            self.journal.sync(deadline).await.map_err(of_journal)?;
+            self.synced.fetch_max(until.number(), Ordering::AcqRel);
+        }
+        Ok(Some((entry.len, self.granted(put.durability))))
+    }
+
+    /// If the object is here, does what [`put_again`](Self::put_again) does.
+    pub(crate) async fn put_known(
+        &self,
+        id: ContentId,
+        put: Put,
+        deadline: Deadline,
+    ) -> Result<Option<(u64, Durability)>, StorageError> {
+        if self.entry(&id).is_none_or(|entry| entry.is_bad) {
+            return Ok(None);
+        }
+        let mut hold = self.hold(id, deadline).await?;
+        let known = self.put_again(&mut hold, id, put, deadline).await?;
+        if known.is_some() {
+            hold.settle();
+        }
+        Ok(known)
+    }
+
+    /// Keeps a small object. Says whether it was here before, and what the acknowledgement stands for.
+    pub(crate) async fn put_small(
+        &self,
+        id: ContentId,
+        content: Bytes,
+        put: Put,
+        settings: &Settings,
+        deadline: Deadline,
+    ) -> Result<(bool, Durability), StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+            hold.settle();
+            return Ok((true, durability));
+        }
+        let len = content.len() as u64;
+        let known = self.entry(&id);
+        let _reserved = if known.is_none() { Some(self.reserve(len, settings)?) } else { None };
+        self.check_room(len, settings)?;
+        let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
+        // What replaces something must not be less certain than that.
+        let durable = put.durability == Durability::Durable || known.is_some();
+        let pin = is_pinned.then_some(id);
+        let append = Append { record: (SMALL, content), name: Some(&id), pin, durable: durable || is_pinned };
+        let spot = self.append(&mut hold, append, None, deadline).await?;
+        let old =
+            self.table.lock().insert(Entry { id, home: Home::Small(spot), len, is_pinned, is_bad: false });
+        hold.settle();
+        self.doom(old);
+        Ok((false, self.granted(put.durability)))
+    }
+
+    /// Keeps a large object whose files are complete. `sync` makes them durable. Says whether it was here before.
+    pub(crate) async fn put_large(
+        &self,
+        id: ContentId,
+        len: u64,
+        ingest: Arc<Ingest>,
+        put: Put,
+        settings: &Settings,
+        deadline: Deadline,
+        sync: impl Future<Output = Result<(), StorageError>>,
+    ) -> Result<(bool, Durability), StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+            hold.settle();
+            return Ok((true, durability));
+        }
+        let known = self.entry(&id);
+        let _reserved = if known.is_none() { Some(self.reserve(len, settings)?) } else { None };
+        sync.await?;
+        let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
+        let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;
+        let file = ingest.file();
+        let (kind, payload) = Note::Large { id, file, len }.encode();
+        // From here on whoever settles the doubt decides what becomes of the files. All who wrote to them have ended.
+        let Some(ingest) = Arc::into_inner(ingest) else {
+            return Err(StorageError::Timeout { op: "put" });
+        };
+        hold.begin(self.acknowledged(), Some(file));
+        ingest.keep();
+        let append =
+            Append { record: (kind, payload.into()), name: None, pin: is_pinned.then_some(id), durable };
+        self.append(&mut hold, append, Some(file), deadline).await?;
+        let old =
+            self.table.lock().insert(Entry { id, home: Home::Large(file), len, is_pinned, is_bad: false });
+        hold.settle();
+        self.doom(old);
+        Ok((false, self.granted(put.durability)))
+    }
+
+    /// Deletes an object durably, and says whether it was here.
+    pub(crate) async fn delete(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        let known = self.entry(&id);
+        if known.is_some_and(|known| known.is_pinned) {
+            return Err(StorageError::Pinned { id });
+        }
+        if known.is_none() {
+            hold.settle();
+            return Ok(false);
+        }
+        self.write(&mut hold, Note::Deleted(id), deadline).await?;
+        let old = self.table.lock().remove(&id);
+        hold.settle();
+        self.doom(old);
+        Ok(old.is_some())
+    }
+
+    /// Pins an object or takes its pin back, durably, and says whether that changed something.
+    pub(crate) async fn set_pinned(
+        &self,
+        id: ContentId,
+        is_pinned: bool,
+        deadline: Deadline,
+    ) -> Result<bool, StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        let known = self.entry(&id).ok_or(StorageError::NotFound { id })?;
+        let changes = known.is_pinned != is_pinned;
+        if changes {
+            let note = if is_pinned { Note::Pinned(id) } else { Note::Unpinned(id) };
+            self.write(&mut hold, note, deadline).await?;
+            self.table.lock().change(&id, |entry| entry.is_pinned = is_pinned);
+        }
+        hold.settle();
+        Ok(changes)
+    }
+
+    /// Writes down that an object is damaged, if it still is.
+    pub(crate) async fn write_bad(&self, id: ContentId, deadline: Deadline) -> Result<(), StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        if let Some(entry) = self.entry(&id).filter(|entry| entry.is_bad) {
+            self.write(&mut hold, Note::Bad { id, len: entry.len }, deadline).await?;
+            hold.settle();
+        }
+        Ok(())
+    }
+
+    async fn write(&self, hold: &mut Hold, note: Note, deadline: Deadline) -> Result<(), StorageError> {
+        let (kind, payload) = note.encode();
+        let append = Append { record: (kind, payload.into()), name: None, pin: None, durable: true };
+        self.append(hold, append, None, deadline).await.map(drop)
+    }
+
+    /// Appends a record about the object that is held, and the pin that follows it. If it is refused, nothing is in doubt;
+    /// if nobody knows, that is noted with the hold, and `file` with it.
+    async fn append(
+        &self,
+        hold: &mut Hold,
+        append: Append<'_>,
+        file: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<Spot, StorageError> {
+        let Append { record: (kind, payload), name, pin, durable } = append;
+        hold.begin(self.acknowledged(), file);
+        let appended = if let Some(pinned) = pin {
+            let (pin, id) = Note::Pinned(pinned).encode();
+            let both = vec![(kind, payload), (pin, id.into())];
+            self.journal.append_all(both, deadline).await.map(|at| at[0])
+        } else if let Some(name) = name {
+            self.journal.append_named(kind, payload, name, durable, deadline).await
+        } else if durable {
+            self.journal.append(kind, payload, deadline).await
+        } else {
+            self.journal.append_buffered(kind, payload, deadline).await
+        };
+        match appended {
+            Ok(position) => self.note(position, durable),
+            Err(error) => {
+                let is_refused = matches!(
+                    error,
+                    JournalError::NoSpace
+                        | JournalError::Busy { .. }
+                        | JournalError::Canceled
+                        | JournalError::TooLarge { .. }
+                        | JournalError::Poisoned
+                );
+                if is_refused {
+                    hold.clear();
+                    if let Some(file) = file {
+                        self.large.doom(file);
+                    }
+                }
+                Err(self.counted(of_journal(error)))
+            }
+        }
+    }
+
+    /// The right to write about an object, once the table says of it what the journal says.
+    pub(crate) async fn hold(&self, id: ContentId, deadline: Deadline) -> Result<Hold, StorageError> {
+        let mut hold = deadline.limit("hold", self.holds.take(id)).await?;
+        if let Some(doubt) = hold.doubt() {
+            self.settle(&id, doubt, deadline).await?;
+            hold.clear();
+        }
+        Ok(hold)
+    }
+
+    /// Reads what the journal says of an object that somebody was called off from writing about.
+    async fn settle(&self, id: &ContentId, doubt: Doubt, deadline: Deadline) -> Result<(), StorageError> {
+        // Whatever waited for the writer then has been written, or was withdrawn.
+        self.journal.sync(deadline).await.map_err(of_journal)?;
+        let (reader, id) = (self.reader.clone(), *id);
+        let since = doubt.since.position();
+        let said = move || {
+            let mut said = Vec::new();
+            for item in reader.scan(since) {
+                match item? {
+                    Item::Record(record) if record.kind == SMALL && record.name == id => {
+                        said.push((record.position, None, record.payload.len() as u64));
+                    }
+                    Item::Record(record) => {
+                        let note = Note::decode(record.kind, &record.payload);
+                        said.extend(
+                            note.filter(|note| note.id() == Some(id))
+                                .map(|note| (record.position, Some(note), 0)),
+                        );
+                    }
+                    Item::Damaged(_) => {}
+                }
+            }
+            Ok::<_, JournalError>(said)
+        };
+        let said = self.spawner.blocking("settle", deadline, said).await?.map_err(of_journal)?;
+        let mut table = self.table.lock();
+        let before = table.get(&id);
+        for (position, note, len) in said {
+            match (note, Spot::of(position)) {
+                (Some(note), _) => table.replay(&note),
+                (None, Some(spot)) => table.replay_small(id, len, spot),
+                (None, None) => {}
+            }
+        }
+        let now = table.get(&id).map(|entry| entry.home);
+        drop(table);
+        let files = [before.map(|entry| entry.home), doubt.file.map(Home::Large)];
+        for home in files.into_iter().flatten() {
+            if let Home::Large(file) = home {
+                if now != Some(home) {
+                    self.large.doom(file);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the file of an object that is no longer there removed.
+    pub(crate) fn doom(&self, old: Option<Entry>) {
+        if let Some(Home::Large(file)) = old.map(|old| old.home) {
+            self.large.doom(file);
+            let _ = self.upkeep.try_push(Errand::Sweep);
+        }
+    }
+}
+
+fn stat(entry: &Entry) -> Stat {
+    Stat { id: entry.id, len: entry.len, is_pinned: entry.is_pinned, is_quarantined: entry.is_bad }
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// A part of the quota for an object that is not in the table yet.
+struct Reserved<'a> {
+    objects: &'a Objects,
+    len: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.objects.reserved_bytes.fetch_sub(self.len, Ordering::Relaxed);
+        self.objects.reserved_objects.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,134 @@
+//! Reading: a stream of verified bytes that holds no worker while nobody reads it.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    ops::{Bound, Range, RangeBounds},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use ron_core::{ContentId, Deadline};
+
+use crate::{StorageError, handle::Inner, objects::Read, streams::Place};
+
+type Pending = Pin<Box<dyn Future<Output = Result<Bytes, StorageError>> + Send>>;
+
+/// The bytes of an object, or of a part of it, as they are read and verified. A [`Stream`] too.
+///
+/// Between two pieces it holds no worker and no bytes, only its place among the streams. If it stands still for longer
+/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`.
+pub struct Reader {
+    inner: Arc<Inner>,
+    place: Place,
+    id: ContentId,
+    len: u64,
+    rest: Range<u64>,
+    pending: Option<Pending>,
+}
+
+impl Reader {
+    pub(crate) fn new(inner: Arc<Inner>, place: Place, id: ContentId, len: u64, range: Range<u64>) -> Self {
+        Reader { inner, place, id, len, rest: range, pending: None }
+    }
+
+    /// The object's name.
+    #[must_use]
+    pub fn id(&self) -> ContentId {
+        self.id
+    }
+
+    /// The length of the whole object.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the object has no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What is still to come, as a part of the object.
+    #[must_use]
+    pub fn remaining(&self) -> Range<u64> {
+        self.rest.clone()
+    }
+
+    /// The next bytes, up to a mebibyte of them; `None` at the end. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// [`StorageError::Corrupt`] if they are not what was stored, [`StorageError::NotFound`] if the object was deleted
+    /// meanwhile, [`StorageError::Busy`] when too many wait (ask again), [`StorageError::Timeout`].
+    pub async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+        poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
+    }
+
+    fn read_next(&self) -> Result<Pending, StorageError> {
+        self.place.moved("get")?;
+        let settings = self.inner.settings.load();
+        let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes));
+        // Up to a whole number of groups, so that the next piece begins with one and no group is hashed twice.
+        let mut end = (self.rest.start + share) / share * share;
+        if self.len <= u64::from(settings.small_bytes_max) {
+            // It is read and hashed whole, however little of it is wanted.
+            end = self.rest.end;
+        }
+        let read = Read { id: self.id, bytes: self.rest.start..end.min(self.rest.end), proof: None };
+        let (inner, deadline) = (Arc::clone(&self.inner), Deadline::after(settings.read_timeout));
+        Ok(Box::pin(async move { inner.gets.call("get", read, deadline).await? }))
+    }
+}
+
+impl Stream for Reader {
+    type Item = Result<Bytes, StorageError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        let pending = match &mut this.pending {
+            Some(pending) => pending,
+            None => match this.read_next() {
+                Ok(pending) => this.pending.insert(pending),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            },
+        };
+        let Poll::Ready(read) = pending.as_mut().poll(cx) else { return Poll::Pending };
+        this.pending = None;
+        if let Ok(bytes) = &read {
+            this.rest.start += bytes.len() as u64;
+            this.inner.counts.read_bytes.add(bytes.len() as u64);
+            // It waited for the disk and not for its reader.
+            let _ = this.place.moved("get");
+        }
+        Poll::Ready(Some(read))
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("id", &self.id).field("rest", &self.rest).finish_non_exhaustive()
+    }
+}
+
+/// The bytes of an object of `len` bytes that `range` means. An end behind the object's is cut.
+pub(crate) fn resolve(range: &impl RangeBounds<u64>, len: u64) -> Result<Range<u64>, StorageError> {
+    let outside = StorageError::Range { len };
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.checked_add(1).ok_or(outside.clone())?,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1).min(len),
+        Bound::Excluded(end) => (*end).min(len),
+        Bound::Unbounded => len,
+    };
+    if start > len || start > end { Err(outside) } else { Ok(start..end) }
+}

@@ -1,0 +1,156 @@
+//! Who is being served: a stream has a place from its admission to its end.
+//!
+//! Places are what bounds memory, so the share of it that one stream may hold follows from how many there are. A stream
+//! that stands still keeps its place only until somebody else needs it: whoever finds all places taken takes the one that
+//! has stood still longest, if that is longer than the idle timeout.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ron_core::{Counter, Gauge, GaugeSpec, Lock, LockSpec, Metrics, Pass, Tally, now};
+use tokio::time::Instant;
+
+use crate::{StorageError, metrics::REVOKED, settings::GROUP_BYTES};
+
+pub(crate) const PLACES: LockSpec =
+    LockSpec::new("ron-storage", "places", 700).guards("who is being served; held while one comes or goes");
+
+/// When to ask again if nobody stands still: streams end all the time, and nobody knows when.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+
+/// The places of one direction.
+pub(crate) struct Streams {
+    what: &'static str,
+    most: usize,
+    born: Instant,
+    places: Lock<Places>,
+    open: Gauge,
+    refused: Tally,
+    revoked: Tally,
+}
+
+#[derive(Default)]
+struct Places {
+    taken: BTreeMap<u64, Arc<Seat>>,
+    arrivals: u64,
+}
+
+struct Seat {
+    /// Milliseconds after `born` at which it last moved.
+    moved: AtomicU64,
+    is_revoked: AtomicBool,
+}
+
+impl Streams {
+    pub(crate) fn new(what: &'static str, most: usize, gauge: GaugeSpec, metrics: &Metrics) -> Arc<Self> {
+        Arc::new(Streams {
+            what,
+            most,
+            born: now(),
+            places: Lock::new(PLACES, Places::default(), metrics),
+            open: metrics.gauge(gauge),
+            refused: metrics.tally(Counter::BusyRejections, what),
+            revoked: metrics.tally(REVOKED, ""),
+        })
+    }
+
+    /// A place, or `Busy`.
+    pub(crate) fn admit(self: &Arc<Self>, pass: Option<Pass>, idle: Duration) -> Result<Place, StorageError> {
+        let mut places = self.places.lock();
+        if places.taken.len() >= self.most && !self.revoke_one(&mut places, idle) {
+            drop(places);
+            self.refused.add(1);
+            return Err(StorageError::Busy { what: self.what, retry_after: RETRY_AFTER });
+        }
+        places.arrivals += 1;
+        let number = places.arrivals;
+        let seat =
+            Arc::new(Seat { moved: AtomicU64::new(self.millis()), is_revoked: AtomicBool::new(false) });
+        places.taken.insert(number, Arc::clone(&seat));
+        self.open.set(places.taken.len() as f64);
+        drop(places);
+        Ok(Place { streams: Arc::clone(self), number, seat, _pass: pass })
+    }
+
+    /// What one stream may hold at a time if all together may hold `budget`: whole groups, one at least, and no more than
+    /// `most`.
+    pub(crate) fn share(&self, budget: u64, most: u32) -> u32 {
+        let open = self.places.lock().taken.len().max(1) as u64;
+        let groups = (budget / open / GROUP_BYTES).max(1).min(u64::from(most) / GROUP_BYTES);
+        u32::try_from(groups * GROUP_BYTES).unwrap_or(most)
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.places.lock().taken.len()
+    }
+
+    fn revoke_one(&self, places: &mut Places, idle: Duration) -> bool {
+        let oldest = places.taken.iter().min_by_key(|(_, seat)| seat.moved.load(Ordering::Relaxed));
+        let Some((number, seat)) = oldest.map(|(number, seat)| (*number, Arc::clone(seat))) else {
+            return false;
+        };
+        let still = self.millis().saturating_sub(seat.moved.load(Ordering::Relaxed));
+        if Duration::from_millis(still) < idle {
+            return false;
+        }
+        seat.is_revoked.store(true, Ordering::Relaxed);
+        places.taken.remove(&number);
+        self.revoked.add(1);
+        true
+    }
+
+    fn millis(&self) -> u64 {
+        u64::try_from(now().saturating_duration_since(self.born).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Streams({}: {} of {})", self.what, self.open(), self.most)
+    }
+}
+
+/// A stream's place. Dropping it makes room.
+pub(crate) struct Place {
+    streams: Arc<Streams>,
+    number: u64,
+    seat: Arc<Seat>,
+    _pass: Option<Pass>,
+}
+
+impl Place {
+    /// Notes that the stream moves on.
+    pub(crate) fn moved(&self, op: &'static str) -> Result<(), StorageError> {
+        if self.seat.is_revoked.load(Ordering::Relaxed) {
+            return Err(StorageError::Timeout { op });
+        }
+        self.seat.moved.store(self.streams.millis(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// See [`Streams::share`].
+    pub(crate) fn share(&self, budget: u64, most: u32) -> u32 {
+        self.streams.share(budget, most)
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({})", self.number)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut places = self.streams.places.lock();
+        places.taken.remove(&self.number);
+        self.streams.open.set(places.taken.len() as f64);
+    }
+}

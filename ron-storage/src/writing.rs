@@ -1,0 +1,252 @@
+//! Writing: bytes come in as a stream, are hashed on the way, and exist once they are acknowledged.
+//!
+//! A small object is gathered in memory and written to the journal as one record. A larger one goes to a file of its own,
+//! a piece at a time: one worker writes the piece while another hashes it, and between two pieces none of them is held.
+
+use std::{
+    error::Error,
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
+use ron_core::{ContentId, Deadline, now};
+
+use crate::{
+    StorageError,
+    actor::run,
+    handle::Inner,
+    large::{Hashing, Ingest},
+    settings::Settings,
+    streams::Place,
+};
+
+/// Objects up to this long are hashed where their last bytes arrive: sixty microseconds. Longer ones are hashed by a worker.
+const HASHED_HERE_MAX: usize = 256 << 10;
+
+/// What an acknowledgement stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// The object is on disk and survives a crash.
+    #[default]
+    Durable,
+    /// The object can be read, and a crash in the next moments may lose it. A store in memory always says this.
+    Buffered,
+}
+
+/// How to put. The default is durable, unpinned, whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Put {
+    /// What to wait for.
+    pub durability: Durability,
+    /// Whether the object is pinned as it is stored, so that no collection can come in between.
+    pub pin: bool,
+    /// What it must be called, if that is known.
+    pub expect: Option<ContentId>,
+}
+
+/// An object that is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stored {
+    /// Its name.
+    pub id: ContentId,
+    /// Its length.
+    pub len: u64,
+    /// What this acknowledgement stands for: what was asked for, or less if the store cannot do that.
+    pub durability: Durability,
+    /// Whether it was here before.
+    pub existed: bool,
+}
+
+/// Bytes that gather until there are enough. One piece alone is not copied.
+#[derive(Default)]
+struct Gathered {
+    first: Bytes,
+    more: BytesMut,
+}
+
+impl Gathered {
+    fn len(&self) -> usize {
+        self.first.len() + self.more.len()
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        if self.len() == 0 {
+            self.first = bytes;
+            return;
+        }
+        if !self.first.is_empty() {
+            self.more.extend_from_slice(&self.first);
+            self.first = Bytes::new();
+        }
+        self.more.extend_from_slice(&bytes);
+    }
+
+    fn take(&mut self) -> Bytes {
+        if self.first.is_empty() { self.more.split().freeze() } else { std::mem::take(&mut self.first) }
+    }
+}
+
+impl Inner {
+    /// Takes everything that `source` yields and keeps it.
+    pub(crate) async fn write<S, E>(
+        &self,
+        place: &Place,
+        source: S,
+        put: Put,
+        deadline: Deadline,
+    ) -> Result<Stored, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        if let Some(id) = put.expect {
+            if let Some((len, durability)) = self.objects.put_known(id, put, deadline).await? {
+                return Ok(Stored { id, len, durability, existed: true });
+            }
+        }
+        let settings = self.settings.load();
+        let mut source = pin!(source);
+        let mut gathered = Gathered::default();
+        while let Some(bytes) = self.next(source.as_mut(), place, &settings).await? {
+            gathered.push(bytes);
+            if gathered.len() as u64 > settings.object_bytes_max {
+                let limit = settings.object_bytes_max;
+                return Err(StorageError::TooLarge { key: "object_bytes_max", limit });
+            }
+            if gathered.len() > settings.small_bytes_max as usize {
+                return self.write_large(place, source, gathered, put, &settings, deadline).await;
+            }
+        }
+        let content = gathered.take();
+        let (id, content) = if content.len() <= HASHED_HERE_MAX {
+            (ContentId::of(&content), content)
+        } else {
+            run(&self.puts, deadline, move || (ContentId::of(&content), content)).await?
+        };
+        check_name(put, id)?;
+        let (len, last) = (content.len() as u64, now());
+        let (existed, durability) = self.objects.put_small(id, content, put, &settings, deadline).await?;
+        self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
+        Ok(Stored { id, len, durability, existed })
+    }
+
+    async fn write_large<S, E>(
+        &self,
+        place: &Place,
+        mut source: Pin<&mut S>,
+        mut gathered: Gathered,
+        put: Put,
+        settings: &Settings,
+        deadline: Deadline,
+    ) -> Result<Stored, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let step = || deadline.within(settings.write_timeout);
+        let large = Arc::clone(&self.objects.large);
+        let ingest = Arc::new(run(&self.puts, step(), move || large.begin()).await??);
+        let (mut hashing, mut written) = (Hashing::default(), 0);
+        let mut is_over = false;
+        while !is_over || gathered.len() > 0 {
+            let share = place.share(settings.stream_bytes_max, settings.chunk_bytes) as usize;
+            while !is_over && gathered.len() < share {
+                match self.next(source.as_mut(), place, settings).await? {
+                    Some(bytes) => gathered.push(bytes),
+                    None => is_over = true,
+                }
+            }
+            let mut piece = gathered.take();
+            // A caller may bring more at once than a job may take.
+            if piece.len() > share {
+                gathered.push(piece.split_off(share));
+            }
+            let end = written + piece.len() as u64;
+            if end > settings.object_bytes_max {
+                let limit = settings.object_bytes_max;
+                return Err(StorageError::TooLarge { key: "object_bytes_max", limit });
+            }
+            self.objects.check_length(end, settings)?;
+            self.objects.check_room(piece.len() as u64, settings)?;
+            hashing = self.write_piece(&ingest, hashing, written, piece, step()).await?;
+            written = end;
+        }
+        let last = now();
+        let finishing = Arc::clone(&ingest);
+        let (id, len) = run(&self.puts, step(), move || finishing.finish(hashing)).await??;
+        check_name(put, id)?;
+        let syncing = Arc::clone(&ingest);
+        let sync = async { run(&self.puts, deadline, move || syncing.sync()).await? };
+        let (existed, durability) =
+            self.objects.put_large(id, len, ingest, put, settings, deadline, sync).await?;
+        self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
+        Ok(Stored { id, len, durability, existed })
+    }
+
+    /// Writes a piece and hashes it, both at once.
+    async fn write_piece(
+        &self,
+        ingest: &Arc<Ingest>,
+        mut hashing: Hashing,
+        offset: u64,
+        piece: Bytes,
+        deadline: Deadline,
+    ) -> Result<Hashing, StorageError> {
+        let (writer, hasher, written) = (Arc::clone(ingest), Arc::clone(ingest), piece.clone());
+        if self.put_streams.open() > self.settings.load().put_workers.get() {
+            // Others keep the workers busy, and one job waits for its turn only once.
+            let both = move || {
+                writer.write(offset, &written)?;
+                hasher.hash(&mut hashing, &piece)?;
+                Ok(hashing)
+            };
+            return run(&self.puts, deadline, both).await?.map_err(|error| self.objects.counted(error));
+        }
+        let write = run(&self.puts, deadline, move || writer.write(offset, &written));
+        let hash = run(&self.puts, deadline, move || {
+            hasher.hash(&mut hashing, &piece)?;
+            Ok::<_, StorageError>(hashing)
+        });
+        let (written, hashed) = tokio::join!(write, hash);
+        written?.map_err(|error| self.objects.counted(error))?;
+        hashed?
+    }
+
+    /// The next bytes of a source, if they come in time.
+    async fn next<S, E>(
+        &self,
+        mut source: Pin<&mut S>,
+        place: &Place,
+        settings: &Settings,
+    ) -> Result<Option<Bytes>, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        loop {
+            place.moved("put_idle")?;
+            let next = poll_fn(|cx| source.as_mut().poll_next(cx));
+            let Ok(next) = Deadline::after(settings.idle_timeout).limit("put_idle", next).await else {
+                self.counts.put_idle.add(1);
+                return Err(StorageError::Timeout { op: "put_idle" });
+            };
+            return match next {
+                Some(Ok(bytes)) if bytes.is_empty() => continue,
+                Some(Ok(bytes)) => Ok(Some(bytes)),
+                Some(Err(error)) => Err(StorageError::Source { message: error.into().to_string() }),
+                None => Ok(None),
+            };
+        }
+    }
+}
+
+fn check_name(put: Put, actual: ContentId) -> Result<(), StorageError> {
+    match put.expect {
+        Some(expected) if expected != actual => Err(StorageError::Mismatch { expected, actual }),
+        _ => Ok(()),
+    }
+}

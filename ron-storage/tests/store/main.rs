@@ -1,0 +1,10 @@
+//! A store through its handle.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
+
+mod basics;
+mod contract;
+mod hooked;
+mod limits;
+mod upkeep;
+mod world;
