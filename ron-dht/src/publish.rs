@@ -231,9 +231,12 @@ impl Node {
         deadline: Deadline,
     ) -> Option<Vec<Contact>> {
         let region = self.made_up_around(key, verdict)?;
-        let mut wider: Vec<Contact> = Vec::new();
-        for point in region.points() {
-            let found = self.look_near(point, deadline).await;
+        let (mut wider, mut looks) = (Vec::<Contact>::new(), InFlight::new());
+        // All at once: where liars send every search to the dead, five in a row took all the time there was, and none was
+        // left to tell those whom they found.
+        region.points().for_each(|point| looks.push((), self.look_near(point, deadline)));
+        while !looks.is_empty() {
+            let ((), found) = looks.next().await;
             let new = found.closest.into_iter().filter(|contact| region.holds(&contact.id));
             let new = new.filter(|contact| !nearest.contains(contact) && !wider.contains(contact));
             let new: Vec<Contact> = new.collect();
