@@ -19,17 +19,17 @@ use crate::sync::{
 };
 
 /// The writer's side. Cloning shares the value.
-pub struct Snapshot<T> {
+pub struct Snapshot<T: ?Sized> {
     shared: Arc<Shared<T>>,
 }
 
-struct Shared<T> {
+struct Shared<T: ?Sized> {
     /// Counts the replacements. Written under the lock, read without.
     version: AtomicU64,
     state: Mutex<State<T>>,
 }
 
-struct State<T> {
+struct State<T: ?Sized> {
     value: Arc<T>,
     waiting: WakerSet,
 }
@@ -37,21 +37,31 @@ struct State<T> {
 impl<T> Snapshot<T> {
     /// Begins with `value`.
     pub fn new(value: T) -> Self {
-        let state = State { value: Arc::new(value), waiting: WakerSet::default() };
-        Snapshot { shared: Arc::new(Shared { version: AtomicU64::new(0), state: Mutex::new(state) }) }
+        Self::from(Arc::new(value))
     }
 
     /// Replaces the value. Readers that hold the old one keep it.
     pub fn replace(&self, value: T) {
-        self.update(|_| value);
+        self.replace_shared(Arc::new(value));
     }
 
     /// Replaces the value by what `next` makes of it. `next` runs under the lock, so concurrent updates do not lose
     /// each other; it should be short and must not touch this snapshot.
     pub fn update(&self, next: impl FnOnce(&T) -> T) {
+        self.exchange(|old| Arc::new(next(old)));
+    }
+}
+
+impl<T: ?Sized> Snapshot<T> {
+    /// [`replace`](Snapshot::replace) by a value that others hold as well, or that has no size of its own.
+    pub fn replace_shared(&self, value: Arc<T>) {
+        self.exchange(|_| value);
+    }
+
+    fn exchange(&self, next: impl FnOnce(&T) -> Arc<T>) {
         let (old, woken) = {
             let mut state = lock(&self.shared.state);
-            let value = Arc::new(next(&state.value));
+            let value = next(&state.value);
             let old = std::mem::replace(&mut state.value, value);
             self.shared.version.fetch_add(1, Ordering::Release);
             (old, state.waiting.take())
@@ -78,26 +88,34 @@ impl<T> Snapshot<T> {
     }
 }
 
-impl<T> Clone for Snapshot<T> {
+impl<T: ?Sized> From<Arc<T>> for Snapshot<T> {
+    /// Begins with a value that others may hold as well.
+    fn from(value: Arc<T>) -> Self {
+        let state = State { value, waiting: WakerSet::default() };
+        Snapshot { shared: Arc::new(Shared { version: AtomicU64::new(0), state: Mutex::new(state) }) }
+    }
+}
+
+impl<T: ?Sized> Clone for Snapshot<T> {
     fn clone(&self) -> Self {
         Snapshot { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Snapshot<T> {
+impl<T: fmt::Debug + ?Sized> fmt::Debug for Snapshot<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Snapshot").field(&self.load()).finish()
     }
 }
 
 /// A reader of a [`Snapshot`] with a copy of its own.
-pub struct Watch<T> {
+pub struct Watch<T: ?Sized> {
     shared: Arc<Shared<T>>,
     seen: u64,
     value: Arc<T>,
 }
 
-impl<T> Watch<T> {
+impl<T: ?Sized> Watch<T> {
     /// The newest value. One atomic load unless it changed.
     pub fn get(&mut self) -> &Arc<T> {
         if self.shared.version.load(Ordering::Acquire) != self.seen {
@@ -118,24 +136,24 @@ impl<T> Watch<T> {
     }
 }
 
-impl<T> Clone for Watch<T> {
+impl<T: ?Sized> Clone for Watch<T> {
     fn clone(&self) -> Self {
         Watch { shared: Arc::clone(&self.shared), seen: self.seen, value: Arc::clone(&self.value) }
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Watch<T> {
+impl<T: fmt::Debug + ?Sized> fmt::Debug for Watch<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Watch").field(&self.value).finish()
     }
 }
 
-struct Changed<'a, T> {
+struct Changed<'a, T: ?Sized> {
     watch: &'a Watch<T>,
     seat: Seat,
 }
 
-impl<T> Future for Changed<'_, T> {
+impl<T: ?Sized> Future for Changed<'_, T> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -150,7 +168,7 @@ impl<T> Future for Changed<'_, T> {
     }
 }
 
-impl<T> Drop for Changed<'_, T> {
+impl<T: ?Sized> Drop for Changed<'_, T> {
     fn drop(&mut self) {
         if self.seat.is_taken() {
             lock(&self.watch.shared.state).waiting.leave(self.seat);
@@ -182,5 +200,16 @@ mod tests {
         settings.update(|old| format!("{old} and new"));
         assert_eq!(*kept, "old");
         assert_eq!(*settings.load(), "old and new");
+    }
+
+    #[test]
+    fn a_value_without_a_size_is_shared_and_not_copied() {
+        let list: Arc<[u8]> = Arc::from([1, 2]);
+        let lists = Snapshot::from(Arc::clone(&list));
+        assert!(Arc::ptr_eq(&lists.load(), &list));
+        let longer: Arc<[u8]> = Arc::from([1, 2, 3]);
+        let mut watch = lists.watch();
+        lists.replace_shared(Arc::clone(&longer));
+        assert!(Arc::ptr_eq(watch.get(), &longer));
     }
 }

@@ -78,7 +78,7 @@ type Page = Box<[OnceLock<Handle>; PAGE]>;
 struct Handle {
     /// Boxed, because a lane keeps room for what it once held, and there is one for every bucket.
     lane: Lane<Box<Route>>,
-    snapshot: Snapshot<Arc<[Entry]>>,
+    snapshot: Snapshot<[Entry]>,
 }
 
 impl Buckets {
@@ -196,7 +196,7 @@ impl Buckets {
     fn start(&self) -> Handle {
         let (lane, inbox) = Lane::open(self.route, &self.metrics);
         lane.close_on(&self.spawner.stop());
-        let snapshot = Snapshot::new(Arc::from([]));
+        let snapshot = Snapshot::from(Arc::<[Entry]>::from([]));
         let writer = Writer {
             bucket: Bucket::new(),
             snapshot: snapshot.clone(),
@@ -210,25 +210,19 @@ impl Buckets {
     }
 
     fn snapshot(&self, index: usize) -> Option<Arc<[Entry]>> {
-        self.pages[index / PAGE].get()?[index % PAGE].get().map(Handle::load)
+        self.pages[index / PAGE].get()?[index % PAGE].get().map(|handle| handle.snapshot.load())
     }
 
     fn snapshots(&self) -> impl Iterator<Item = Arc<[Entry]>> {
         let handles = self.pages.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
-        handles.filter_map(OnceLock::get).map(Handle::load)
-    }
-}
-
-impl Handle {
-    fn load(&self) -> Arc<[Entry]> {
-        Arc::clone(&*self.snapshot.load())
+        handles.filter_map(OnceLock::get).map(|handle| handle.snapshot.load())
     }
 }
 
 /// The owner of a bucket.
 struct Writer {
     bucket: Bucket,
-    snapshot: Snapshot<Arc<[Entry]>>,
+    snapshot: Snapshot<[Entry]>,
     diversity: Arc<Lock<Diversity>>,
     epoch: Instant,
     ping: Ping,
@@ -242,7 +236,7 @@ impl Writer {
             while let Some(route) = inbox.try_recv() {
                 self.apply(*route);
             }
-            self.snapshot.replace(self.bucket.snapshot());
+            self.snapshot.replace_shared(self.bucket.snapshot());
         }
     }
 

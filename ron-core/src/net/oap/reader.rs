@@ -1,7 +1,7 @@
 //! Frames off a byte stream, within limits of time and memory.
 //!
-//! Memory follows what has arrived and not what was announced: a stream that says nothing has no buffer, and a frame's
-//! buffer grows with its bytes, at most doubling. Time follows the rate: once a frame has begun, the next 64 KiB of it (or its end) must come within the
+//! Memory follows what has arrived and not what was announced: a stream that says nothing, or little, has no buffer
+//! between frames, and a frame's buffer grows with its bytes, at most doubling. Time follows the rate: once a frame has begun, the next 64 KiB of it (or its end) must come within the
 //! read timeout, so a peer can be slow but cannot hold a half-read frame for ever.
 
 use std::{
@@ -19,8 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 use super::{Alarm, Decoder, FRAME_BYTES_MAX, Frame, WireError};
 use crate::{Counter, Deadline, Metrics};
 
-/// Bytes that one read asks for. A stream that fills its buffer gets a larger one, up to where a system call is no
-/// longer what costs.
+/// Bytes that one read asks for. A stream that fills them gets a buffer that it keeps, and larger ones up to where a
+/// system call is no longer what costs.
 const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
 
@@ -58,7 +58,7 @@ pub struct FrameReader<R> {
     buffer: BytesMut,
     decoder: Decoder,
     settings: ReadSettings,
-    /// What the next read asks for; zero while the stream is quiet and has no buffer.
+    /// What the next read asks for.
     read_bytes: usize,
     wait: Wait,
     alarm: Alarm,
@@ -82,7 +82,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             buffer: BytesMut::new(),
             decoder: Decoder::new(settings.frame_bytes_max),
             settings,
-            read_bytes: 0,
+            read_bytes: READ_LEAST,
             wait: Wait::Nothing,
             alarm: Alarm::default(),
             metrics: metrics.clone(),
@@ -118,26 +118,30 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     async fn fill(&mut self) -> Result<usize, WireError> {
         self.set_wait();
         loop {
-            self.make_room();
-            let room = self.buffer.capacity() - self.buffer.len();
-            let quiet = self.read_bytes == 0;
-            let shrinks = self.buffer.is_empty() && !quiet;
+            let is_between = self.buffer.is_empty();
+            let is_caught = is_between && self.read_bytes == READ_LEAST;
+            let shrinks = is_between && !is_caught;
+            if is_caught {
+                self.buffer = BytesMut::new();
+            } else {
+                self.make_room();
+            }
+            let room = if is_caught { READ_LEAST } else { self.buffer.capacity() - self.buffer.len() };
             let (until, late) = match self.wait {
                 Wait::Bytes { until, .. } => (until, WireError::Slow { op: "frame_read" }),
                 Wait::Frame { until } => (until, WireError::Idle),
                 Wait::Nothing => unreachable!("set above"),
             };
             let until_now = || if shrinks { until.within(SHRINK_AFTER) } else { until };
-            let read = read(&mut self.io, &mut self.buffer, quiet);
+            let read = read(&mut self.io, &mut self.buffer, is_caught);
             match self.alarm.limit(until_now, read).await {
                 Some(read) => {
                     let read = read.map_err(|error| WireError::io("frame_read", &error))?;
-                    self.learn(read, if quiet { READ_LEAST } else { room });
+                    self.learn(read, room);
                     return Ok(read);
                 }
                 None if shrinks && !until.has_passed() => {
-                    self.buffer = BytesMut::new();
-                    self.read_bytes = 0;
+                    self.read_bytes = READ_LEAST;
                 }
                 None => {
                     // A caller that has a reason to wait on asks again, and waits as long again.
@@ -164,9 +168,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Room for a read: what the frame still needs, as long as that is not more than has come already. It is made as
     /// soon as the need is known, while there is little to move.
     fn make_room(&mut self) {
-        if self.read_bytes == 0 {
-            return;
-        }
         let spare = self.buffer.capacity() - self.buffer.len();
         let earned = self.buffer.len().max(self.read_bytes);
         let least = if self.buffer.is_empty() { self.read_bytes / 2 } else { READ_LEAST };
@@ -189,10 +190,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// One read into the buffer. On a quiet stream, which has none, what comes is caught on the stack and copied, so that
-/// waiting for it takes no memory.
-async fn read<R: AsyncRead + Unpin>(io: &mut R, buffer: &mut BytesMut, quiet: bool) -> io::Result<usize> {
-    if !quiet {
+/// One read into the buffer. Or what comes is caught on the stack and copied, so that waiting for it takes no memory, and
+/// what came takes no more than it has bytes.
+async fn read<R: AsyncRead + Unpin>(io: &mut R, buffer: &mut BytesMut, is_caught: bool) -> io::Result<usize> {
+    if !is_caught {
         return io.read_buf(buffer).await;
     }
     poll_fn(|cx| {
@@ -200,10 +201,7 @@ async fn read<R: AsyncRead + Unpin>(io: &mut R, buffer: &mut BytesMut, quiet: bo
         let mut bytes = ReadBuf::uninit(&mut bytes);
         ready!(Pin::new(&mut *io).poll_read(cx, &mut bytes))?;
         let bytes = bytes.filled();
-        if !bytes.is_empty() {
-            buffer.reserve(READ_LEAST);
-            buffer.extend_from_slice(bytes);
-        }
+        *buffer = BytesMut::from(bytes);
         Poll::Ready(Ok(bytes.len()))
     })
     .await
@@ -344,6 +342,19 @@ mod tests {
             let used = measure(|| assert!(runtime.block_on(reader.next()).is_err()));
             assert!(used.bytes_max < 64 << 10, "{used:?}");
             assert!(reader.buffer.capacity() <= 2 * READ_LEAST, "{}", reader.buffer.capacity());
+        }
+    }
+
+    /// Sixty sessions with a buffer each were a quarter of a node's memory, although each has a small frame now and then.
+    #[tokio::test(start_paused = true)]
+    async fn between_small_frames_there_is_no_buffer() {
+        let (mut peer, mut reader, _) = reader(1 << 20, ReadSettings::default());
+        for size in [0, 100, 3_000] {
+            let began = crate::now();
+            peer.write_all(&bytes_of(Frame::request(1, 1, vec![7; size]))).await.unwrap();
+            assert_eq!(reader.next().await.unwrap().unwrap().payload.len(), size);
+            assert!(tokio::time::timeout(Duration::ZERO, reader.next()).await.is_err());
+            assert_eq!((reader.buffer.capacity(), crate::now()), (0, began));
         }
     }
 

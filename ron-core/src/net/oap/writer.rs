@@ -28,9 +28,6 @@ const PIECES_MAX: usize = 64;
 /// Progress that earns another write timeout, as in the reader: the slowest peer takes 64 KiB in that time.
 const RATE_BYTES: usize = 64 << 10;
 
-/// Room kept for gathering between batches; a busier writer allocates more, and gives it back.
-const SCRATCH_KEPT: usize = 4 << 10;
-
 /// Writes frames.
 #[derive(Debug)]
 pub struct FrameWriter<W> {
@@ -183,10 +180,8 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// As [`write`](Self::write).
     pub async fn flush(&mut self) -> Result<(), WireError> {
         self.write().await?;
-        // Its capacity is only what is left behind the bytes that were written.
-        if self.scratch.try_reclaim(SCRATCH_KEPT + 1) {
-            self.scratch = BytesMut::new();
-        }
+        // Sessions are mostly quiet. One that is not flushes once for many frames, and can allocate for that.
+        self.scratch = BytesMut::new();
         let until = || Deadline::after(self.timeout);
         within(&mut self.alarm, until, &self.metrics, "frame_write", self.io.flush()).await
     }
@@ -386,7 +381,7 @@ mod tests {
                 assert_eq!(flushed, Poll::Ready(Ok(())));
             });
             let kept = used.bytes_current;
-            assert!(kept <= SCRATCH_KEPT as i64, "{kept} B after a burst of {burst} frames");
+            assert_eq!(kept, 0, "after a burst of {burst} frames");
         }
     }
 
@@ -449,7 +444,7 @@ mod tests {
             writer.queue(frame(corr, 4000)).unwrap();
         }
         writer.flush().await.unwrap();
-        assert!(writer.pieces.is_empty() && writer.scratch.capacity() <= SCRATCH_KEPT);
+        assert!(writer.pieces.is_empty() && writer.scratch.capacity() == 0);
 
         let (_lane, inbox) = Lane::open(EGRESS, &Metrics::default());
         let task = size_of_val(&writer.run(inbox, Stop::new()));
