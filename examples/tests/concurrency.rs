@@ -15,6 +15,7 @@ use ron_core::{
     },
 };
 use ron_dht::Dht;
+use ron_storage::Store;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -40,6 +41,7 @@ fn declared() -> Inventory {
         .with(net::inventory())
         .with(rpc::inventory())
         .with(ron_dht::inventory())
+        .with(ron_storage::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -129,6 +131,10 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
     dht.joined(deadline).await.expect("its peer is there");
     drop(dht.find_providers(ContentId::of(b"anything"), NonZeroUsize::MIN, deadline).expect("it has a peer"));
+
+    // A store has all of its own from the start.
+    let store = Store::builder().memory().start(&host).await.expect("memory is always there");
+    assert!(store.ready().writes);
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

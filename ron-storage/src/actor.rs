@@ -30,8 +30,9 @@ pub(crate) const GETS: LaneSpec = LaneSpec::new("ron-storage", "get", 512).flow(
     "one job for each stream there may be; a job is at most a mebibyte, so the last waits for milliseconds",
 );
 
-pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 512).flow("writers → PUT pool").why(
-    "one job for each stream there may be, apart from those that read, so that neither starves the other",
+pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 520).flow("writers → PUT pool").why(
+    "one job for each of 512 streams, two while there are fewer streams than workers; apart from those that read, so that \
+     neither starves the other",
 );
 
 pub(crate) const UPKEEP: LaneSpec = LaneSpec::new("ron-storage", "upkeep", 64)
@@ -205,8 +206,10 @@ async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
         return;
     }
     let Some(custody) = custody else { return };
-    let closed =
-        keeper.objects.spawner.blocking("close", Deadline::after(LOOK_EVERY), move || custody.close()).await;
+    // Nobody looks for leftovers after a clean stop, so what was removed must not come back.
+    let large = Arc::clone(&keeper.objects.large);
+    let close = move || large.sync().and_then(|()| custody.close());
+    let closed = keeper.objects.spawner.blocking("close", Deadline::after(LOOK_EVERY), close).await;
     if let Ok(Err(error)) = closed {
         tracing::warn!(%error, "the next start will look for files that nobody needs");
     }

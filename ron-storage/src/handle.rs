@@ -13,8 +13,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use ron_core::{
-    Affects, ClientKey, ContentId, Deadline, Feed, Gate, Histogram, Lane, LaneSpec, Metrics, Pacer, Pass,
-    Ratio, ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor, Tally,
+    Affects, Capacity, ClientKey, ContentId, Counter, Deadline, Feed, Gate, Histogram, Lane, LaneSpec,
+    Metrics, Pacer, Pass, Ratio, ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor,
+    Tally,
     disk::{Disk, MemoryDisk},
 };
 
@@ -276,7 +277,8 @@ impl Builder {
         if let Some(reason) = &opened.rebuilt {
             tracing::info!(reason, objects = opened.objects, "the index was made anew from the journal");
         }
-        let events = Feed::open(EVENTS, &metrics);
+        let lane = Capacity::new("events_lane", settings.events_lane)?;
+        let events = Feed::open(EVENTS.with_capacity(lane), &metrics);
         events.close_on(&group.stop());
         let (upkeep, errands) = Lane::open(UPKEEP, &metrics);
         upkeep.close_on(&group.stop());
@@ -380,6 +382,7 @@ pub(crate) struct Counts {
     pub(crate) read_bytes: Tally,
     pub(crate) written_bytes: Tally,
     pub(crate) commit: Histogram,
+    pub(crate) put_idle: Tally,
 }
 
 impl Counts {
@@ -392,6 +395,7 @@ impl Counts {
             read_bytes: metrics.tally(READ_BYTES, ""),
             written_bytes: metrics.tally(WRITTEN_BYTES, ""),
             commit: metrics.histogram(COMMIT_SECONDS),
+            put_idle: metrics.tally(Counter::IoTimeouts, "put_idle"),
         }
     }
 }

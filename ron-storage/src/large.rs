@@ -211,6 +211,11 @@ impl Large {
         removed
     }
 
+    /// Makes what was removed stay removed. Blocks.
+    pub(crate) fn sync(&self) -> Result<(), DiskError> {
+        self.disk.sync_dir(&self.dir)
+    }
+
     /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
     pub(crate) fn sweep_unknown(&self, kept: &std::collections::HashSet<u64>) -> Result<usize, DiskError> {
         let mut removed = 0;

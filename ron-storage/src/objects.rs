@@ -277,12 +277,10 @@ impl Objects {
         error
     }
 
-    /// Whether `len` more bytes, and one more object, are within the quota; nothing is taken yet.
-    pub(crate) fn check_quota(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
-        let totals = self.table.lock().totals();
-        let bytes = totals.bytes.saturating_add(self.reserved_bytes.load(Ordering::Relaxed));
-        let objects = totals.objects + self.reserved_objects.load(Ordering::Relaxed);
-        settings.check_quota(bytes, objects, len).map_err(|error| self.counted(error))
+    /// Refuses at once an object that is longer than all together may be. Whether there is room for it beside the others is
+    /// known only at its end, when it turns out whether it is here already.
+    pub(crate) fn check_length(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
+        settings.check_quota(0, 0, len).map_err(|error| self.counted(error))
     }
 
     fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {

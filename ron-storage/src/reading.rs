@@ -73,7 +73,11 @@ impl Reader {
         let settings = self.inner.settings.load();
         let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes));
         // Up to a whole number of groups, so that the next piece begins with one and no group is hashed twice.
-        let end = (self.rest.start + share) / share * share;
+        let mut end = (self.rest.start + share) / share * share;
+        if self.len <= u64::from(settings.small_bytes_max) {
+            // It is read and hashed whole, however little of it is wanted.
+            end = self.rest.end;
+        }
         let read = Read { id: self.id, bytes: self.rest.start..end.min(self.rest.end), proof: None };
         let (inner, deadline) = (Arc::clone(&self.inner), Deadline::after(settings.read_timeout));
         Ok(Box::pin(async move { inner.gets.call("get", read, deadline).await? }))

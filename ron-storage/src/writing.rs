@@ -111,7 +111,7 @@ impl Inner {
         let settings = self.settings.load();
         let mut source = pin!(source);
         let mut gathered = Gathered::default();
-        while let Some(bytes) = next(source.as_mut(), place, &settings).await? {
+        while let Some(bytes) = self.next(source.as_mut(), place, &settings).await? {
             gathered.push(bytes);
             if gathered.len() as u64 > settings.object_bytes_max {
                 let limit = settings.object_bytes_max;
@@ -155,7 +155,7 @@ impl Inner {
         while !is_over || gathered.len() > 0 {
             let share = place.share(settings.stream_bytes_max, settings.chunk_bytes) as usize;
             while !is_over && gathered.len() < share {
-                match next(source.as_mut(), place, settings).await? {
+                match self.next(source.as_mut(), place, settings).await? {
                     Some(bytes) => gathered.push(bytes),
                     None => is_over = true,
                 }
@@ -170,7 +170,7 @@ impl Inner {
                 let limit = settings.object_bytes_max;
                 return Err(StorageError::TooLarge { key: "object_bytes_max", limit });
             }
-            self.objects.check_quota(end, settings)?;
+            self.objects.check_length(end, settings)?;
             self.objects.check_room(piece.len() as u64, settings)?;
             hashing = self.write_piece(&ingest, hashing, written, piece, step()).await?;
             written = end;
@@ -215,27 +215,32 @@ impl Inner {
         written?.map_err(|error| self.objects.counted(error))?;
         hashed?
     }
-}
 
-/// The next bytes of a source, if they come in time.
-async fn next<S, E>(
-    mut source: Pin<&mut S>,
-    place: &Place,
-    settings: &Settings,
-) -> Result<Option<Bytes>, StorageError>
-where
-    S: Stream<Item = Result<Bytes, E>> + Send,
-    E: Into<Box<dyn Error + Send + Sync>>,
-{
-    loop {
-        place.moved("put")?;
-        let next = poll_fn(|cx| source.as_mut().poll_next(cx));
-        return match Deadline::after(settings.idle_timeout).limit("put", next).await? {
-            Some(Ok(bytes)) if bytes.is_empty() => continue,
-            Some(Ok(bytes)) => Ok(Some(bytes)),
-            Some(Err(error)) => Err(StorageError::Source { message: error.into().to_string() }),
-            None => Ok(None),
-        };
+    /// The next bytes of a source, if they come in time.
+    async fn next<S, E>(
+        &self,
+        mut source: Pin<&mut S>,
+        place: &Place,
+        settings: &Settings,
+    ) -> Result<Option<Bytes>, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        loop {
+            place.moved("put_idle")?;
+            let next = poll_fn(|cx| source.as_mut().poll_next(cx));
+            let Ok(next) = Deadline::after(settings.idle_timeout).limit("put_idle", next).await else {
+                self.counts.put_idle.add(1);
+                return Err(StorageError::Timeout { op: "put_idle" });
+            };
+            return match next {
+                Some(Ok(bytes)) if bytes.is_empty() => continue,
+                Some(Ok(bytes)) => Ok(Some(bytes)),
+                Some(Err(error)) => Err(StorageError::Source { message: error.into().to_string() }),
+                None => Ok(None),
+            };
+        }
     }
 }
 

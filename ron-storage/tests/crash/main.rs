@@ -5,6 +5,9 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod enumerate;
+mod flips;
+mod kill;
+mod slow;
 
 use std::{
     collections::VecDeque,

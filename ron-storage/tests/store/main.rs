@@ -3,4 +3,8 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod basics;
+mod contract;
+mod hooked;
+mod limits;
+mod upkeep;
 mod world;

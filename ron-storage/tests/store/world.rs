@@ -11,7 +11,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, disk::RealDisk};
+use ron_core::{
+    Deadline,
+    disk::RealDisk,
+    prometheus_client::{self, registry::Registry},
+};
 use ron_storage::{Builder, Durability, Store};
 
 pub(crate) fn soon() -> Deadline {
@@ -97,4 +101,70 @@ impl Place {
         let names = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().file_name());
         assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".tmp")));
     }
+}
+
+/// A source that never yields anything.
+pub(crate) struct Stuck;
+
+impl futures_core::Stream for Stuck {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Pending
+    }
+}
+
+#[derive(Default)]
+struct Pipe {
+    pieces: VecDeque<Bytes>,
+    is_over: bool,
+    waker: Option<std::task::Waker>,
+}
+
+/// Both ends of a source that a test feeds.
+pub(crate) fn pipe() -> (Sender, Receiver) {
+    let pipe = Arc::new(std::sync::Mutex::new(Pipe::default()));
+    (Sender(Arc::clone(&pipe)), Receiver(pipe))
+}
+
+pub(crate) struct Sender(Arc<std::sync::Mutex<Pipe>>);
+pub(crate) struct Receiver(Arc<std::sync::Mutex<Pipe>>);
+
+impl Sender {
+    pub(crate) fn send(&self, piece: Bytes) {
+        let mut pipe = self.0.lock().unwrap();
+        pipe.pieces.push_back(piece);
+        pipe.waker.take().into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut pipe = self.0.lock().unwrap();
+        pipe.is_over = true;
+        pipe.waker.take().into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+impl futures_core::Stream for Receiver {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut pipe = self.0.lock().unwrap();
+        match pipe.pieces.pop_front() {
+            Some(piece) => Poll::Ready(Some(Ok(piece))),
+            None if pipe.is_over => Poll::Ready(None),
+            None => {
+                pipe.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// What a scrape of the registry says.
+pub(crate) fn counters(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
 }

@@ -1,0 +1,106 @@
+//! Five hundred readers and five hundred writers that hardly move: memory stays below its ceiling, others are served, and
+//! nothing is left behind.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{Deadline, Supervisor, TaskSpec, disk::RealDisk};
+use ron_storage::{Settings, StorageError, Store};
+
+const STREAMS: usize = 512;
+
+/// What all readers hold, what all writers hold, and as much again for buffers of the moment and the allocator.
+const CEILING_MIB: u64 = 64 + 64 + 64;
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn rss_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+}
+
+/// Yields some of an object and then stands still.
+struct Slow(u32, u8);
+
+impl futures_core::Stream for Slow {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.0 == 0 {
+            return Poll::Pending;
+        }
+        self.0 -= 1;
+        Poll::Ready(Some(Ok(vec![self.1; 65_536].into())))
+    }
+}
+
+#[test]
+fn slow_streams_cost_no_more_than_is_said() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, callers) = (Supervisor::new("host"), Supervisor::new("callers"));
+        let disk = Arc::new(RealDisk::open(dir.path()).unwrap());
+        let settings = Settings { small_bytes_max: 65_536, ..Settings::default() };
+        let store = Store::builder().data(disk, "store").settings(settings).start(&host).await.unwrap();
+        let id = store.put_bytes(vec![7; 4 << 20].into(), soon()).await.unwrap().id;
+        let before = rss_mib();
+        let mut readers = Vec::new();
+        for _ in 0..STREAMS {
+            let mut reader = store.get(id, .., soon()).await.unwrap();
+            // Each holds the piece that it got, as one whose socket takes nothing.
+            let piece = reader.next().await.unwrap().unwrap();
+            readers.push((reader, piece));
+        }
+        // Those who came early hold more; from now on everybody gets a share.
+        for (reader, piece) in &mut readers {
+            *piece = reader.next().await.unwrap().unwrap();
+            assert!(piece.len() <= 131_072, "{}", piece.len());
+        }
+        for number in 0..STREAMS {
+            let store = store.clone();
+            callers.spawn(TaskSpec::new("test", "writer"), move |_| async move {
+                let slow = Slow(3, u8::try_from(number % 251).unwrap());
+                let put = store.put(slow, Deadline::after(Duration::from_secs(3600))).await;
+                assert!(put.is_err());
+            });
+        }
+        let large = dir.path().join("store/large");
+        let files = || std::fs::read_dir(&large).unwrap().count();
+        // Those of the object, and two for each writer.
+        while files() < 2 * STREAMS + 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let held = rss_mib().saturating_sub(before);
+        println!("{STREAMS} slow readers and {STREAMS} slow writers: {held} MiB");
+        assert!(held <= CEILING_MIB, "{held} MiB");
+        assert!(matches!(
+            store.get(id, .., soon()).await,
+            Err(StorageError::Busy { what: "get_streams", .. })
+        ));
+        assert!(matches!(
+            store.put_bytes("x".into(), soon()).await,
+            Err(StorageError::Busy { what: "put_streams", .. })
+        ));
+        assert!(store.has(id, soon()).await.unwrap());
+        // One that leaves makes room for another, which is served at once.
+        readers.pop();
+        assert_eq!(store.get_bytes(id, 4 << 20, soon()).await.unwrap().len(), 4 << 20);
+        callers.abort();
+        callers.shutdown().await;
+        drop(readers);
+        store.put_bytes("x".into(), soon()).await.unwrap();
+        host.shutdown().await;
+        // The one object, and nothing of those that were given up.
+        assert_eq!(files(), 2);
+    });
+}

@@ -1,0 +1,136 @@
+//! A disk that waits, fails or panics when a test says so.
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use ron_core::disk::{Access, Disk, DiskError, DiskLock, Entry, File, MemoryDisk, RawFile};
+
+/// What a disk is told to do.
+#[derive(Debug, Default)]
+pub(crate) struct Hooks {
+    /// Reads of files wait while this is set.
+    waits: Mutex<bool>,
+    goes_on: Condvar,
+    /// So many reads panic.
+    panics: AtomicU64,
+    pub(crate) reads: AtomicU64,
+}
+
+impl Hooks {
+    pub(crate) fn hold(&self, holds: bool) {
+        *self.waits.lock().unwrap() = holds;
+        self.goes_on.notify_all();
+    }
+
+    pub(crate) fn panic_once(&self) {
+        self.panics.store(1, Ordering::SeqCst);
+    }
+
+    fn on_read(&self) {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let mut waits = self.waits.lock().unwrap();
+        while *waits {
+            waits = self.goes_on.wait(waits).unwrap();
+        }
+        drop(waits);
+        let panics = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(panics.is_err(), "told to panic");
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Hooked {
+    disk: MemoryDisk,
+    pub(crate) hooks: Arc<Hooks>,
+}
+
+impl Hooked {
+    fn wrap(&self, path: &Path, file: File) -> File {
+        File::new(path, Box::new(HookedFile { file, hooks: Arc::clone(&self.hooks) }))
+    }
+}
+
+impl Disk for Hooked {
+    fn create(&self, path: &Path) -> Result<File, DiskError> {
+        self.disk.create(path).map(|file| self.wrap(path, file))
+    }
+
+    fn open(&self, path: &Path, access: Access) -> Result<File, DiskError> {
+        self.disk.open(path, access).map(|file| self.wrap(path, file))
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<Entry>, DiskError> {
+        self.disk.list(dir)
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), DiskError> {
+        self.disk.remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), DiskError> {
+        self.disk.rename(from, to)
+    }
+
+    fn make_dir(&self, path: &Path) -> Result<(), DiskError> {
+        self.disk.make_dir(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), DiskError> {
+        self.disk.sync_dir(dir)
+    }
+
+    fn lock(&self, path: &Path) -> Result<DiskLock, DiskError> {
+        self.disk.lock(path)
+    }
+
+    fn free_space(&self) -> Result<u64, DiskError> {
+        self.disk.free_space()
+    }
+}
+
+#[derive(Debug)]
+struct HookedFile {
+    file: File,
+    hooks: Arc<Hooks>,
+}
+
+fn other(error: DiskError) -> io::Error {
+    io::Error::other(error)
+}
+
+impl RawFile for HookedFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.hooks.on_read();
+        self.file.read_at(offset, buf).map_err(other)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_at(offset, bytes).map_err(other)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data().map_err(other)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.file.sync_all().map_err(other)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len).map_err(other)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.allocate(offset, len).map_err(other)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len().map_err(other)
+    }
+}
