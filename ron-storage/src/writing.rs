@@ -180,7 +180,7 @@ impl Inner {
         let syncing = Arc::clone(&ingest);
         let sync = async { run(&self.puts, deadline, move || syncing.sync()).await? };
         let (existed, durability) =
-            self.objects.put_large(id, len, ingest, put, settings, deadline, sync).await?;
+            self.objects.put_large((id, len), ingest, put, settings, deadline, sync).await?;
         self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
         Ok(Stored { id, len, durability, existed })
     }
@@ -196,7 +196,7 @@ impl Inner {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let share = place.share(settings.stream_bytes_max / 2, settings.chunk_bytes) as usize;
+        let share = place.share(settings.stream_bytes_max, settings.chunk_bytes, 2) as usize;
         let Incoming { source, gathered, is_over } = incoming;
         while !*is_over && gathered.len() < share {
             match self.next(source.as_mut(), place, settings).await? {

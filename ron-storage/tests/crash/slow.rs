@@ -15,8 +15,8 @@ use ron_storage::{Settings, StorageError, Store};
 
 const STREAMS: usize = 512;
 
-/// What all readers hold, what all writers hold, and as much again for buffers of the moment and the allocator.
-const CEILING_MIB: u64 = 64 + 64 + 64;
+/// What all readers hold, what all writers hold, and what the allocator keeps of what passed through.
+const CEILING_MIB: u64 = 96 + 128 + 64;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
