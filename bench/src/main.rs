@@ -17,12 +17,13 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 5] = [
+const SECTIONS: [Section; 6] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
     ("idle", "memory of many sessions that say nothing", sections::idle::run),
     ("dht", "searches in a network of nodes", sections::dht::run),
+    ("serve", "verified objects over HTTP", sections::serve::run),
 ];
 
 fn main() -> ExitCode {
@@ -32,6 +33,9 @@ fn main() -> ExitCode {
     }
     if arguments.first().is_some_and(|first| first == "--dht-cell") {
         return finish(sections::dht::cell::child(&arguments[1..]));
+    }
+    if arguments.first().is_some_and(|first| first == "--storage-serve") {
+        return finish(sections::serve::child(&arguments[1..]));
     }
     let is_quick = arguments.iter().any(|argument| argument == "--quick");
     let mut bench = if is_quick { Bench::quick() } else { Bench::full() };

@@ -5,3 +5,4 @@ pub(crate) mod handshakes;
 pub(crate) mod idle;
 pub(crate) mod link;
 pub(crate) mod pingpong;
+pub(crate) mod serve;

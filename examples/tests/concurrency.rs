@@ -16,6 +16,7 @@ use ron_core::{
 };
 use ron_dht::Dht;
 use ron_overlay::Overlay;
+use ron_storage::Store;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -42,6 +43,7 @@ fn declared() -> Inventory {
         .with(rpc::inventory())
         .with(ron_dht::inventory())
         .with(ron_overlay::inventory())
+        .with(ron_storage::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -139,6 +141,9 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let topic = overlay.topic("news").join([peer.contact()], deadline).await.expect("it runs");
     let _heard = topic.subscribe(deadline).await.expect("joined");
     topic.joined(deadline).await.expect("its peer is there");
+    // A store has all of its own from the start.
+    let store = Store::builder().memory().start(&host).await.expect("memory is always there");
+    assert!(store.ready().writes);
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

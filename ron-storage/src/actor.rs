@@ -30,8 +30,9 @@ pub(crate) const GETS: LaneSpec = LaneSpec::new("ron-storage", "get", 512).flow(
     "one job for each stream there may be; a job is at most a mebibyte, so the last waits for milliseconds",
 );
 
-pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 512).flow("writers → PUT pool").why(
-    "one job for each stream there may be, apart from those that read, so that neither starves the other",
+pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 520).flow("writers → PUT pool").why(
+    "one job for each of 512 streams, two while there are fewer streams than workers; apart from those that read, so that \
+     neither starves the other",
 );
 
 pub(crate) const UPKEEP: LaneSpec = LaneSpec::new("ron-storage", "upkeep", 64)
@@ -140,6 +141,7 @@ pub(crate) async fn keep(keeper: Arc<Keeper>, inbox: Inbox<Errand>, stop: Stop) 
         metrics.histogram(UPKEEP_PAUSE_SECONDS),
         metrics.tally(COLLECTED, ""),
         metrics.tally(COMPACTED_BYTES, ""),
+        stop.clone(),
     );
     let gauges = [OBJECTS, OBJECT_BYTES, GARBAGE_BYTES, QUARANTINED].map(|spec| metrics.gauge(spec));
     let mut look = now();

@@ -1,0 +1,286 @@
+//! Verified objects over HTTP beside static files from nginx.
+//!
+//! Each server is a process of its own, and `wrk` with one thread asks it over the loopback interface, the same bytes in the
+//! same order. nginx sends files with `sendfile` and verifies nothing; ours hashes every byte before it leaves. Both files and
+//! objects are in the page cache. Processor time is that of the server alone. Contenders take turns.
+//!
+//! Needs `nginx` and `wrk`; without them it says so.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write as _},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{Deadline, Supervisor, disk::RealDisk, http::Server};
+use ron_storage::Store;
+
+use crate::measure::{Bench, Contender, Outcome, take_turns, whole};
+
+/// What `wrk` does for each row.
+const SECONDS: u64 = 4;
+
+/// Full runs: each row takes `SECONDS` for each contender and round.
+const ROUNDS_MOST: usize = 5;
+
+const MIB: usize = 1 << 20;
+
+/// A row of the table.
+struct Load {
+    what: &'static str,
+    /// Objects of this length; as many as are asked for in turn.
+    len: usize,
+    objects: usize,
+    connections: usize,
+    /// Bytes that each request asks for, at another place each time.
+    range: Option<usize>,
+}
+
+const LOADS: [Load; 5] = [
+    Load { what: "4 KiB, 16 connections", len: 4 << 10, objects: 1000, connections: 16, range: None },
+    Load { what: "64 KiB, 16 connections", len: 64 << 10, objects: 1000, connections: 16, range: None },
+    Load { what: "1 MiB, 16 connections", len: MIB, objects: 64, connections: 16, range: None },
+    Load { what: "100 MiB, 4 connections", len: 100 * MIB, objects: 2, connections: 4, range: None },
+    Load { what: "64 KiB of 1 GiB, 16 connections", len: 1024 * MIB, objects: 1, connections: 16, range: Some(64 << 10) },
+];
+
+/// One run of `wrk`.
+struct Run {
+    per_second: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    /// Seconds of the server's processor time for a gibibyte.
+    cpu: f64,
+    memory_mib: f64,
+}
+
+pub(crate) fn run(bench: &Bench) -> Outcome<()> {
+    for program in ["nginx", "wrk"] {
+        if Command::new(program).arg("-v").output().is_err() {
+            println!("Left out: there is no `{program}` here.");
+            return Ok(());
+        }
+    }
+    let dir = tempfile::tempdir()?;
+    let seconds = if bench.is_quick() { 1 } else { SECONDS };
+    let rounds = bench.rounds.min(ROUNDS_MOST);
+    println!(
+        "| Object | Server | Requests/s | MiB/s | of nginx | p50 ms | p99 ms | of nginx | CPU s/GiB | of nginx | MiB |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    );
+    for load in &LOADS {
+        let load = &Load { len: if bench.is_quick() { load.len.min(8 * MIB) } else { load.len }, ..*load };
+        let (nginx, ours) = (Nginx::start(dir.path(), load)?, Ours::start(dir.path(), load)?);
+        let series = take_turns(
+            rounds,
+            1,
+            vec![
+                Contender::new("nginx", || wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)),
+                Contender::new("ron-storage", || wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)),
+            ],
+        )?;
+        let each = load.range.unwrap_or(load.len) as f64 / MIB as f64;
+        for one in &series {
+            println!(
+                "| {} | {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} |",
+                load.what,
+                one.name,
+                whole(one.median(|run| run.per_second)),
+                whole(one.median(|run| run.per_second * each)),
+                one.ratio(&series[0], |run| run.per_second),
+                one.median(|run| run.p50_ms),
+                one.median(|run| run.p99_ms),
+                one.ratio(&series[0], |run| run.p99_ms),
+                one.median(|run| run.cpu),
+                one.ratio(&series[0], |run| run.cpu),
+                one.median(|run| run.memory_mib),
+            );
+        }
+        drop((nginx, ours));
+        fs::remove_dir_all(dir.path().join("www"))?;
+        fs::remove_dir_all(dir.path().join("store"))?;
+    }
+    Ok(())
+}
+
+/// The same bytes for both, and other ones for each object.
+fn content(load: &Load, number: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed((load.len + number) as u64);
+    let mut bytes = vec![0; load.len];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// A process that ends with its owner.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Nginx {
+    child: Process,
+    url: String,
+    paths: Vec<String>,
+}
+
+impl Nginx {
+    fn start(dir: &Path, load: &Load) -> Outcome<Self> {
+        let www = dir.join("www");
+        fs::create_dir_all(&www)?;
+        fs::create_dir_all(dir.join("logs"))?;
+        let mut paths = Vec::new();
+        for number in 0..load.objects {
+            fs::write(www.join(number.to_string()), content(load, number))?;
+            paths.push(format!("/{number}"));
+        }
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let config = format!(
+            "daemon off; worker_processes 1; pid nginx.pid; error_log logs/error.log;\n\
+             events {{ worker_connections 512; }}\n\
+             http {{ access_log off; sendfile on; tcp_nopush off; tcp_nodelay on; keepalive_requests 100000000; etag on;\n\
+             client_body_temp_path cb; proxy_temp_path pt; fastcgi_temp_path ft; uwsgi_temp_path ut; scgi_temp_path st;\n\
+             open_file_cache max=20000 inactive=60s; server {{ listen 127.0.0.1:{port}; root {}; }} }}\n",
+            www.display()
+        );
+        fs::write(dir.join("nginx.conf"), config)?;
+        // Its worker is another user if it is started by root, and has to find the files.
+        let mut command = Command::new("chmod");
+        command.args(["-R", "a+rX"]).arg(dir).status()?;
+        let child = Command::new("nginx").arg("-p").arg(dir).arg("-c").arg(dir.join("nginx.conf")).spawn()?;
+        let child = Process(child);
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        for _ in 0..100 {
+            if std::net::TcpStream::connect(addr).is_ok() {
+                return Ok(Nginx { child, url: format!("http://{addr}"), paths });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err("nginx does not listen".into())
+    }
+
+    /// The process that does the work.
+    fn worker(&self) -> Outcome<u32> {
+        let master = self.child.0.id();
+        let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children"))?;
+        Ok(children.split(' ').next().ok_or("nginx has no worker")?.parse()?)
+    }
+}
+
+struct Ours {
+    child: Process,
+    url: String,
+    paths: Vec<String>,
+}
+
+impl Ours {
+    fn start(dir: &Path, load: &Load) -> Outcome<Self> {
+        let store = dir.join("store");
+        fs::create_dir_all(&store)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("--storage-serve").arg(&store).args([load.len.to_string(), load.objects.to_string()]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let out = BufReader::new(child.stdout.take().ok_or("it has an output")?);
+        let mut child = Process(child);
+        let mut lines = out.lines();
+        let url = lines.next().ok_or_else(|| format!("it ended: {:?}", child.0.wait()))??;
+        let paths = lines.take(load.objects).collect::<Result<Vec<_>, _>>()?;
+        Ok(Ours { child, url, paths })
+    }
+}
+
+/// The process that is asked: stores the objects, says where, and serves until its input ends.
+pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
+    let [dir, len, objects] = arguments else { return Err("directory, length, objects".into()) };
+    let load = Load { what: "", len: len.parse()?, objects: objects.parse()?, connections: 0, range: None };
+    crate::measure::runtime()?.block_on(async {
+        let host = Supervisor::new("serve");
+        let store = Store::builder().data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects").start(&host).await?;
+        let server = Server::builder(ron_storage::http::router(&store));
+        let server = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).start(&host).await?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "http://{}", server.local_addrs()[0])?;
+        for number in 0..load.objects {
+            let content = Bytes::from(content(&load, number));
+            let stored = store.put_bytes(content, Deadline::after(Duration::from_secs(60))).await?;
+            writeln!(out, "/o/{}", stored.id)?;
+        }
+        out.flush()?;
+        drop(out);
+        tokio::task::spawn_blocking(|| std::io::stdin().lines().count()).await?;
+        host.shutdown().await;
+        Ok(())
+    })
+}
+
+fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, seconds: u64) -> Outcome<Run> {
+    let list = paths.iter().map(|path| format!("{path:?}")).collect::<Vec<_>>().join(",");
+    let request = match load.range {
+        None => "return wrk.format('GET', paths[n % #paths + 1])".to_owned(),
+        Some(len) => format!(
+            "local at = (n * 104729 * 4096) % ({} - {len})\n\
+             return wrk.format('GET', paths[1], {{ ['Range'] = 'bytes=' .. string.format('%d-%d', at, at + {len} - 1) }})",
+            load.len
+        ),
+    };
+    let script = dir.join("load.lua");
+    fs::write(&script, format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"))?;
+    let before = cpu(server)?;
+    let mut command = Command::new("wrk");
+    command.args(["-t1", "--latency", &format!("-c{}", load.connections), &format!("-d{seconds}s"), "-s"]);
+    let output = command.arg(&script).arg(url).output()?;
+    let spent = cpu(server)? - before;
+    let text = String::from_utf8(output.stdout)?;
+    if text.contains("Non-2xx") || text.contains("Socket errors") || !output.status.success() {
+        return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let field = |name: &str| -> Outcome<&str> {
+        let line = text.lines().find(|line| line.trim_start().starts_with(name)).ok_or_else(|| format!("no {name}: {text}"))?;
+        Ok(line.trim_start()[name.len()..].trim())
+    };
+    let total = text.lines().find_map(|line| line.trim_start().split_once(" requests in ")).ok_or("wrk counts requests")?;
+    let requests: f64 = total.0.parse()?;
+    let gib = requests * load.range.unwrap_or(load.len) as f64 / f64::from(1 << 30);
+    Ok(Run {
+        per_second: field("Requests/sec:")?.parse()?,
+        p50_ms: millis(field("50%")?)?,
+        p99_ms: millis(field("99%")?)?,
+        cpu: spent / gib,
+        memory_mib: memory(server)?,
+    })
+}
+
+/// `12.34us`, `1.2ms` or `3.4s`.
+fn millis(text: &str) -> Outcome<f64> {
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).ok_or("a time has a unit")?;
+    let value: f64 = text[..at].parse()?;
+    Ok(match &text[at..] {
+        "us" => value / 1000.0,
+        "ms" => value,
+        "s" => value * 1000.0,
+        other => return Err(format!("no unit: {other}").into()),
+    })
+}
+
+/// Seconds that a process has worked, its threads and the kernel's part included.
+fn cpu(process: u32) -> Outcome<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit_once(") ").ok_or("stat has a name")?.1.split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// MiB of a process that are in memory.
+fn memory(process: u32) -> Outcome<f64> {
+    let pages = fs::read_to_string(format!("/proc/{process}/statm"))?;
+    let pages: u64 = pages.split(' ').nth(1).ok_or("statm has a second field")?.parse()?;
+    Ok((pages * rustix::param::page_size() as u64) as f64 / MIB as f64)
+}
