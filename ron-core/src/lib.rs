@@ -108,7 +108,7 @@ pub use id::{ContentId, Distance, IdError, NodeId};
 pub use inventory::{Inventory, LaneKind, LaneSpec, LockSpec, Overflow, TaskSpec};
 pub use lane::{Held, Inbox, Lane, PriorityInbox, Reply};
 pub use lock::{Lock, LockGuard};
-pub use metrics::{Counter, Gauge, GaugeSpec, Histogram, HistogramSpec, Metrics, OwnCounter, Tally};
+pub use metrics::{Counter, Depth, Gauge, GaugeSpec, Histogram, HistogramSpec, Metrics, OwnCounter, Tally};
 pub use pacer::Pacer;
 pub use permits::MemoryBudget;
 pub use pool::{Pool, PoolSpec};

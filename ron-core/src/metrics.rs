@@ -54,6 +54,8 @@ pub enum Counter {
     FrameRejects,
     /// Incoming connections that came to no link.
     HandshakeFailures,
+    /// Peers that did not say HELLO in time.
+    HandshakeTimeouts,
     /// Dials that came to no link.
     DialFailures,
     /// Links opened, by who opened them.
@@ -126,6 +128,9 @@ impl Counter {
             Counter::HandshakeFailures => {
                 ("handshake_failures", "Incoming connections that came to no link", "reason")
             }
+            Counter::HandshakeTimeouts => {
+                ("handshake_timeouts", "Links on which the peer did not say HELLO in time", "")
+            }
             Counter::DialFailures => ("dial_failures", "Dials that came to no link", "reason"),
             Counter::LinksOpened => ("links_opened", "Links opened, by which side", "side"),
             Counter::SessionsClosed => ("sessions_closed", "Sessions that ended, by why", "reason"),
@@ -181,7 +186,10 @@ impl fmt::Debug for Gauge {
 }
 
 /// A queue that can be asked how full it is.
-pub(crate) trait Depth: Send + Sync {
+///
+/// [`Lane`](crate::Lane) and [`Feed`](crate::Feed) are. A queue with an order of its own becomes one of the measured and
+/// declared ones by [`Metrics::watch_queue`].
+pub trait Depth: Send + Sync {
     /// Items waiting now.
     fn depth(&self) -> usize;
     /// Items it takes at most.
@@ -263,7 +271,8 @@ impl Metrics {
         self.lock().inventory.note_lock(spec);
     }
 
-    pub(crate) fn watch_queue(&self, spec: LaneSpec, queue: Weak<dyn Depth>) {
+    /// Measures and declares a queue that is neither a lane nor a feed, for as long as it exists.
+    pub fn watch_queue(&self, spec: LaneSpec, queue: Weak<dyn Depth>) {
         let mut shared = self.lock();
         shared.inventory.note_lane(spec);
         let queues = shared.queues.entry(spec.name).or_default();

@@ -2,11 +2,13 @@
 //!
 //! `now` is always the time since the node started, handed in by whoever has a clock.
 
+pub mod contact;
 pub mod gossip;
 pub mod lanes;
 pub mod message;
 pub mod parts;
 pub mod publishers;
+pub mod rate;
 pub mod score;
 pub mod store;
 pub mod trees;

@@ -145,7 +145,7 @@ mod session;
 mod shared;
 mod tasks;
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -261,7 +261,42 @@ pub trait Service: Send + Sync + 'static {
     fn event(&self, event: Event) {
         let _ = event;
     }
+
+    /// A session of [`Peers`] has begun, and is the one that its peer has from now on. Whoever has many events to send and minds their
+    /// order returns where the session finds them.
+    fn began(&self, session: &Session) -> Option<Arc<dyn Outbox>> {
+        let _ = session;
+        None
+    }
+
+    /// A session that had begun is over, for this reason. Exactly once for each, and after [`began`](Self::began).
+    fn ended(&self, session: &Session, reason: &'static str) {
+        let _ = (session, reason);
+    }
 }
+
+/// Where a session finds events to send, in the order that their owner wants.
+///
+/// What [`Session::notify`] sends waits in a lane, first come, first served. An owner that has an order of its own, or
+/// room of its own to count, keeps its events until the session's writer asks for them, and rings
+/// [`Session::ring`] when there are some. The writer asks whenever it has room, after requests and answers and before
+/// chunks. A session whose peer has another one by now asks no more.
+pub trait Outbox: Send + Sync + 'static {
+    /// Hands payloads of events, as [`event_payload`] makes them, to `take` one after another, until it says that this was
+    /// enough or there is nothing left. Must not block.
+    fn pour(&self, take: &mut dyn FnMut(Bytes) -> bool);
+}
+
+/// What an event has in its frame: the number of its method, and what `write` puts behind it, which is expected to be
+/// `room` bytes. Made once, it can go to many peers.
+#[must_use]
+pub fn event_payload(method: u16, room: usize, write: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Bytes {
+    let payload = Vec::with_capacity(room + ASK_BYTES);
+    write(Ask { method, budget_ms: 0, credit: 0 }.encode_into(payload)).into()
+}
+
+/// Room for the head of an event.
+const ASK_BYTES: usize = 8;
 
 /// For a node that only calls: there is no method, and events are dropped.
 impl Service for () {

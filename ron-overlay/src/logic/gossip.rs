@@ -373,6 +373,26 @@ impl Gossip {
         Serial { publisher: self.me, since, seq: self.seq + 1 }
     }
 
+    /// Over which links a message of ours would be pushed now. Whoever cannot send it there should not publish it.
+    #[must_use]
+    pub fn publish_links(&self, now: Duration) -> Vec<NodeId> {
+        let tree = self.trees.choose(now).unwrap_or(self.me);
+        let eager = self.links.keys().filter(|peer| self.trees.is_eager(&tree, peer, now));
+        eager.take(self.settings.relay_fanout).copied().collect()
+    }
+
+    /// Other bounds for what one message may cause, from now on.
+    pub fn set_budgets(&mut self, relay_fanout: usize, burst_budget_frames: u32) {
+        self.settings.relay_fanout = relay_fanout;
+        self.settings.burst_budget_frames = burst_budget_frames;
+    }
+
+    /// Whether this is a neighbour.
+    #[must_use]
+    pub fn is_neighbour(&self, peer: &NodeId) -> bool {
+        self.links.contains_key(peer)
+    }
+
     /// A word came from `from`, whom the link has proven.
     pub fn on_word(&mut self, from: NodeId, word: Word, now: Duration) {
         if let Some(link) = self.links.get_mut(&from) {

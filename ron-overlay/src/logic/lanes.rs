@@ -138,7 +138,31 @@ impl<T> Lanes<T> {
     /// Whether a frame of so many bytes fits.
     #[must_use]
     pub fn has_room(&self, class: Class, bytes: usize) -> bool {
-        self.classes[class as usize].frames < self.frames_max && self.bytes + bytes <= self.bytes_max
+        self.has_room_for(class, 1, bytes)
+    }
+
+    /// Whether so many frames of so many bytes in all fit.
+    #[must_use]
+    pub fn has_room_for(&self, class: Class, frames: usize, bytes: usize) -> bool {
+        self.classes[class as usize].frames + frames <= self.frames_max
+            && self.bytes + bytes <= self.bytes_max
+    }
+
+    /// Room for so many frames in each class from now on. What waits beyond that still goes.
+    pub fn set_frames_max(&mut self, frames_max: usize) {
+        self.frames_max = frames_max;
+    }
+
+    /// Frames that fit into each class.
+    #[must_use]
+    pub fn frames_max(&self) -> usize {
+        self.frames_max
+    }
+
+    /// Frames of one class that wait.
+    #[must_use]
+    pub fn waiting(&self, class: Class) -> usize {
+        self.classes[class as usize].frames
     }
 }
 

@@ -7,12 +7,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    net::SocketAddr,
-    sync::Arc,
     time::Duration,
 };
 
 use ron_core::NodeId;
+
+pub use super::contact::Contact;
 
 /// Contacts in one message.
 pub const CONTACTS_MAX: usize = 8;
@@ -25,15 +25,6 @@ pub const WALK_MAX: u8 = 8;
 
 /// Questions to spares that wait for an answer at once.
 const ASKING_MAX: usize = 3;
-
-/// A node that can be reached, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contact {
-    /// Who it is.
-    pub id: NodeId,
-    /// Where it listens. Empty if it only dials.
-    pub addrs: Arc<[SocketAddr]>,
-}
 
 /// The knobs of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -147,13 +147,50 @@ type Written = Result<(), EncodeError<std::convert::Infallible>>;
 /// A word as a number and a body.
 #[must_use]
 pub fn encode(topic: &TopicId, word: &Word) -> (u16, Bytes) {
-    let room = if let Word::Push(pushed) = word { pushed.message.payload().len() + 256 } else { 128 };
-    let mut cbor = Encoder::new(Vec::with_capacity(room));
-    let number = match write(&mut cbor, topic, word) {
-        Ok(number) => number,
+    (number_of(word), encode_into(Vec::with_capacity(room_for(word)), topic, word).into())
+}
+
+/// Puts the body of a word behind what is there.
+#[must_use]
+pub fn encode_into(bytes: Vec<u8>, topic: &TopicId, word: &Word) -> Vec<u8> {
+    let mut cbor = Encoder::new(bytes);
+    match write(&mut cbor, topic, word) {
+        Ok(number) => debug_assert_eq!(number, number_of(word)),
         Err(error) => unreachable!("memory takes all that is written: {error}"),
-    };
-    (number, cbor.into_writer().into())
+    }
+    cbor.into_writer()
+}
+
+/// About as many bytes as the body of a word has.
+#[must_use]
+pub fn room_for(word: &Word) -> usize {
+    match word {
+        Word::Push(pushed) => pushed.message.payload().len() + 256,
+        Word::Have(haves) => haves.iter().map(|(_, ids)| 40 + ids.len() * ID_BYTES).sum::<usize>() + 48,
+        _ => 128,
+    }
+}
+
+/// The number of a word.
+#[must_use]
+pub fn number_of(word: &Word) -> u16 {
+    match word {
+        Word::View(ViewMessage::Join { .. }) => number::JOIN,
+        Word::View(ViewMessage::Walk { .. }) => number::WALK,
+        Word::View(ViewMessage::Ask { .. }) => number::ASK,
+        Word::View(ViewMessage::Answer { .. }) => number::ANSWER,
+        Word::View(ViewMessage::Part { .. }) => number::PART,
+        Word::View(ViewMessage::Shuffle { .. }) => number::SHUFFLE,
+        Word::View(ViewMessage::Shuffled { .. }) => number::SHUFFLED,
+        Word::Beacons(_) => number::BEACONS,
+        Word::Push(_) => number::PUSH,
+        Word::Have(_) => number::HAVE,
+        Word::Want(_) => number::WANT,
+        Word::Digest(_) => number::DIGEST,
+        Word::Fetch { .. } => number::FETCH,
+        Word::Ping(_) => number::PING,
+        Word::Pong(_) => number::PONG,
+    }
 }
 
 fn write(
@@ -428,15 +465,15 @@ impl Read {
 
 /// A piece of a word as a body.
 #[must_use]
-pub fn encode_part(number: u16, part: &Part) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(part.bytes.len() + 64));
+pub fn encode_part(bytes: Vec<u8>, number: u16, part: &Part) -> Vec<u8> {
+    let mut cbor = Encoder::new(bytes);
     let written = (|| -> Written {
         cbor.map(5)?.u64(0)?.u64(part.word)?.u64(1)?.u32(part.whole)?.u64(2)?.u32(part.offset)?;
         cbor.u64(3)?.bytes(&part.bytes)?.u64(4)?.u16(number)?;
         Ok(())
     })();
     debug_assert!(written.is_ok(), "memory takes all that is written");
-    cbor.into_writer().into()
+    cbor.into_writer()
 }
 
 /// Reads a piece, and the number of the word that it is of.
@@ -461,33 +498,44 @@ pub fn decode_part(body: &Bytes) -> Result<(u16, Part), WireError> {
     Ok((required(number, 4)?, part))
 }
 
-/// So many words of a topic were shed before they could be sent to you.
+/// What became of words of one topic between two neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shed {
+    /// Words for the receiver that were shed before they could be sent.
+    pub unsent: u64,
+    /// Words of the receiver that came and were refused.
+    pub refused: u64,
+}
+
+/// So many words of a topic were shed here.
 #[must_use]
-pub fn encode_shed(topic: &TopicId, words: u64) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(48));
+pub fn encode_shed(bytes: Vec<u8>, topic: &TopicId, shed: Shed) -> Vec<u8> {
+    let mut cbor = Encoder::new(bytes);
     let written = (|| -> Written {
-        cbor.map(2)?.u64(TOPIC)?.bytes(topic.as_bytes())?.u64(1)?.u64(words)?;
+        cbor.map(3)?.u64(TOPIC)?.bytes(topic.as_bytes())?;
+        cbor.u64(1)?.u64(shed.unsent)?.u64(2)?.u64(shed.refused)?;
         Ok(())
     })();
     debug_assert!(written.is_ok(), "memory takes all that is written");
-    cbor.into_writer().into()
+    cbor.into_writer()
 }
 
 /// Reads what [`encode_shed`] writes.
 ///
 /// # Errors
 /// A [`WireError`].
-pub fn decode_shed(body: &[u8]) -> Result<(TopicId, u64), WireError> {
-    let (mut topic, mut words) = (None, None);
+pub fn decode_shed(body: &[u8]) -> Result<(TopicId, Shed), WireError> {
+    let (mut topic, mut unsent, mut refused) = (None, None, 0);
     read_only_map(body, |key, cbor| {
         match key {
             TOPIC => topic = Some(TopicId::from_bytes(read_array(cbor, "topic")?)),
-            1 => words = Some(cbor.u64()?),
+            1 => unsent = Some(cbor.u64()?),
+            2 => refused = cbor.u64()?,
             _ => return Ok::<_, WireError>(false),
         }
         Ok(true)
     })?;
-    Ok((required(topic, TOPIC)?, required(words, 1)?))
+    Ok((required(topic, TOPIC)?, Shed { unsent: required(unsent, 1)?, refused }))
 }
 
 fn write_contact(cbor: &mut Cbor, contact: &Contact) -> Written {
@@ -632,9 +680,10 @@ mod tests {
     #[test]
     fn pieces_and_sheds_are_read() {
         let part = Part { word: 7, whole: 100, offset: 50, bytes: Bytes::from_static(b"abc") };
-        assert_eq!(decode_part(&encode_part(number::PUSH, &part)), Ok((number::PUSH, part)));
-        let topic = TopicId::of("news");
-        assert_eq!(decode_shed(&encode_shed(&topic, 12)), Ok((topic, 12)));
+        let body = encode_part(Vec::new(), number::PUSH, &part);
+        assert_eq!(decode_part(&body.into()), Ok((number::PUSH, part)));
+        let (topic, shed) = (TopicId::of("news"), Shed { unsent: 12, refused: 3 });
+        assert_eq!(decode_shed(&encode_shed(Vec::new(), &topic, shed)), Ok((topic, shed)));
     }
 
     proptest! {

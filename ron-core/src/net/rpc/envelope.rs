@@ -72,11 +72,16 @@ impl Ask {
     /// Head and body in one payload.
     #[must_use]
     pub fn encode(&self, body: &[u8]) -> Bytes {
-        let mut payload = Vec::with_capacity(20 + body.len());
-        let pairs = [(0, self.method.into()), (1, self.budget_ms.into()), (2, self.credit.into())];
-        write_map(&mut payload, &pairs[..if self.budget_ms == 0 { 1 } else { 3 }]);
+        let mut payload = self.encode_into(Vec::with_capacity(20 + body.len()));
         payload.extend_from_slice(body);
         payload.into()
+    }
+
+    /// The head alone.
+    pub(super) fn encode_into(&self, mut payload: Vec<u8>) -> Vec<u8> {
+        let pairs = [(0, self.method.into()), (1, self.budget_ms.into()), (2, self.credit.into())];
+        write_map(&mut payload, &pairs[..if self.budget_ms == 0 { 1 } else { 3 }]);
+        payload
     }
 
     /// Takes the head off `payload` and returns it with the body, which shares the memory.

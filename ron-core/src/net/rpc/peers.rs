@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::{
     Call, Chunks, Protocol, RpcError, RpcSettings, Service, Session, Side,
     serve::CALL,
-    shared::{BULK, Budgets, Owner, STATE, Shared, URGENT},
+    shared::{BULK, Budgets, Life, Owner, STATE, Shared, URGENT},
     tasks::SESSION,
 };
 use crate::{
@@ -30,6 +30,7 @@ use crate::{
     net::{Endpoint, Link, NetError},
     now,
     shutdown::Latch,
+    supervisor::catch,
     sync::{Mutex, lock},
 };
 
@@ -451,7 +452,27 @@ impl Table {
             Some(owner),
         )
         .await?;
-        self.keep(session)
+        let kept = self.keep(session.clone())?;
+        // Not under the lock of the table. A session that lost its place meanwhile asks for no events.
+        if kept.is_same(&session) {
+            self.tell(|| {
+                if let Some(outbox) = self.service.began(&session) {
+                    session.shared.attach(outbox);
+                }
+            });
+            if session.shared.live(Life::Told) {
+                self.tell(|| self.service.ended(&session, "early"));
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Runs what the service wants to know. Its panic is not the session's.
+    fn tell(&self, told: impl FnOnce()) {
+        if let Err(panic) = catch(told) {
+            tracing::error!(kind = SESSION.name, panic, "task panicked");
+            self.count(Counter::TasksPanicked, SESSION.name);
+        }
     }
 
     fn keep(&self, session: Session) -> Result<Session, RpcError> {
@@ -552,15 +573,19 @@ fn forget_failed(peers: &mut BTreeMap<NodeId, Entry>) {
 }
 
 impl Owner for Table {
-    fn ended(&self, session: &Arc<Shared>) {
+    fn ended(&self, session: &Arc<Shared>, reason: &'static str) {
         let mut peers = self.peers.lock();
-        let Some(entry) = peers.get_mut(&session.peer) else { return };
-        let gone = entry.session.take_if(|held| Arc::ptr_eq(&held.shared, session));
-        if entry.is_empty() {
-            peers.remove(&session.peer);
+        if let Some(entry) = peers.get_mut(&session.peer) {
+            let gone = entry.session.take_if(|held| Arc::ptr_eq(&held.shared, session));
+            if entry.is_empty() {
+                peers.remove(&session.peer);
+            }
+            drop(peers);
+            drop(gone);
         }
-        drop(peers);
-        drop(gone);
+        if session.live(Life::Over) {
+            self.tell(|| self.service.ended(&Session { shared: Arc::clone(session) }, reason));
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::{Arc, Weak, atomic::AtomicUsize},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -91,8 +94,10 @@ impl Session {
         let agreed = match greeted.map_err(RpcError::from).and_then(|greeted| greeted) {
             Ok(agreed) => agreed,
             Err(error) => {
-                if let RpcError::Hello(error) = &error {
-                    metrics.tally(Counter::FrameRejects, error.reason()).add(1);
+                match &error {
+                    RpcError::Hello(error) => metrics.tally(Counter::FrameRejects, error.reason()).add(1),
+                    RpcError::Timeout { .. } => metrics.tally(Counter::HandshakeTimeouts, "").add(1),
+                    _ => {}
                 }
                 let _ = writer.shutdown().await;
                 return Err(error);
@@ -121,6 +126,10 @@ impl Session {
             urgent,
             bulk,
             bulk_room: Semaphore::new(BULK_ROOM),
+            outbox: OnceLock::new(),
+            is_emptying: AtomicBool::new(false),
+            life: AtomicU8::new(0),
+            bell: Notify::new(),
             places: Permits::new(ours as u64),
             requests: budgets.requests.clone(),
             state: Lock::new(STATE, State::new(ours, theirs), metrics),
@@ -214,6 +223,24 @@ impl Session {
         Ok(())
     }
 
+    /// The [`Outbox`](super::Outbox) has something. Costs next to nothing if the writer is at it already.
+    pub fn ring(&self) {
+        self.shared.bell.notify_one();
+    }
+
+    /// Whether what an [`Outbox`](super::Outbox) has would be sent over this session: it has one, is open, and its peer has
+    /// no newer one.
+    #[must_use]
+    pub fn takes_events(&self) -> bool {
+        self.shared.takes_events()
+    }
+
+    /// Whether both are the same session.
+    #[must_use]
+    pub fn is_same(&self, other: &Session) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> NodeId {
@@ -259,6 +286,12 @@ impl Session {
     /// Resolves when the session is over and its task has ended.
     pub async fn ended(&self) {
         self.shared.ended.wait().await;
+    }
+
+    /// Ends the session and returns at once: open calls are not waited for, what is queued is written if the peer takes it
+    /// soon.
+    pub fn close(&self) {
+        self.shared.drain(Deadline::after(Duration::ZERO), false);
     }
 
     /// Refuses new calls in both directions, lets open ones finish for as long as the settings allow, and closes.

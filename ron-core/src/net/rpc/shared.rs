@@ -7,8 +7,8 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -24,7 +24,7 @@ use super::{
         Agreed, CHUNK_BYTES, Code, Direction, Few, Flags, Frame, FrameError, HEADER_BYTES, Kind,
         PROTO_CONTROL, Streams, WireError,
     },
-    Ask, Chunks, Control, EnvelopeError, Fault, RpcError, RpcSettings, Service, Side,
+    Ask, Chunks, Control, EnvelopeError, Fault, Outbox, RpcError, RpcSettings, Service, Side,
     chunks::Slot,
     envelope::ASK_BYTES_MAX,
     serve::{Progress, Serving, refusal},
@@ -95,7 +95,7 @@ impl Budgets {
 
 /// Who wants to know that a session has ended.
 pub(super) trait Owner: Send + Sync {
-    fn ended(&self, session: &Arc<Shared>);
+    fn ended(&self, session: &Arc<Shared>, reason: &'static str);
 }
 
 pub(super) struct Shared {
@@ -111,6 +111,13 @@ pub(super) struct Shared {
     pub(super) urgent: Lane<Frame>,
     pub(super) bulk: Lane<Frame>,
     pub(super) bulk_room: Semaphore,
+    /// Events that their owner keeps until they are asked for, and whether they are.
+    pub(super) outbox: OnceLock<Arc<dyn Outbox>>,
+    pub(super) is_emptying: AtomicBool,
+    /// Whether the service was told of its beginning, and whether it is over: see [`Shared::live`].
+    pub(super) life: AtomicU8,
+    /// Tells the writer to look into the outbox.
+    pub(super) bell: Notify,
     /// How many exchanges we may have open.
     pub(super) places: Permits,
     /// What requests at work may hold.
@@ -152,6 +159,13 @@ pub(super) struct State {
     drain_until: Option<Deadline>,
     /// Why the session cannot go on, found by somebody else than the reader.
     broken: Option<Why>,
+}
+
+/// See [`Shared::live`].
+#[derive(Clone, Copy)]
+pub(super) enum Life {
+    Told = 1,
+    Over = 2,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -444,6 +458,37 @@ impl Shared {
         self.poke.notify_one();
     }
 
+    /// From now on the writer asks `outbox` for events.
+    pub(super) fn attach(&self, outbox: Arc<dyn Outbox>) {
+        if self.outbox.set(outbox).is_ok() {
+            self.is_emptying.store(true, Ordering::Release);
+            self.bell.notify_one();
+        }
+    }
+
+    /// The outbox, as long as the writer is to ask it.
+    pub(super) fn outbox(&self) -> Option<&Arc<dyn Outbox>> {
+        if self.is_emptying.load(Ordering::Acquire) { self.outbox.get() } else { None }
+    }
+
+    /// One of the two ends of its life: the service was told of its beginning, or it is over. Says whether the other one
+    /// was before, and so who has to tell the service of the end: whoever comes second.
+    pub(super) fn live(&self, end: Life) -> bool {
+        self.life.fetch_or(end as u8, Ordering::AcqRel) & !(end as u8) != 0
+    }
+
+    /// Events of the outbox were taken.
+    pub(super) fn poured(&self) {
+        let mut state = self.state.lock();
+        state.used = now();
+        state.asked = state.used;
+    }
+
+    /// Whether events of an outbox would be sent over it.
+    pub(super) fn takes_events(&self) -> bool {
+        self.is_emptying.load(Ordering::Acquire) && self.is_open()
+    }
+
     /// The writer took a frame.
     pub(super) fn taken(&self, frame: &Frame) {
         let ends =
@@ -498,12 +543,14 @@ impl Shared {
 
     /// Another session has taken its place: it serves what comes, and closes when nothing did for `quiet`.
     pub(super) fn retire(&self, quiet: Duration, at_most: Duration) {
+        self.is_emptying.store(false, Ordering::Release);
         self.state.lock().retired = Some(Retired { quiet, until: Deadline::after(at_most) });
         self.poke.notify_one();
     }
 
     /// Begins nothing new, and closes when what is open is done, at the latest at `until`.
     pub(super) fn drain(&self, until: Deadline, stopping: bool) {
+        self.is_emptying.fetch_and(stopping, Ordering::AcqRel);
         let mut state = self.state.lock();
         if state.phase == Phase::Open {
             state.phase = Phase::Draining { stopping };
@@ -691,6 +738,7 @@ impl Shared {
         self.urgent.close();
         self.bulk.close();
         self.bulk_room.close();
+        self.is_emptying.store(false, Ordering::Release);
         self.count(Counter::SessionsClosed, why.reason());
         for call in calls {
             call.slot.end(Err(RpcError::Closed));
@@ -699,7 +747,7 @@ impl Shared {
             serving.cancel();
         }
         if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
-            owner.ended(self);
+            owner.ended(self, why.reason());
         }
     }
 

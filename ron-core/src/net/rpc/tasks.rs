@@ -11,7 +11,7 @@ use tokio::io::{ReadHalf, WriteHalf};
 
 use super::{
     super::oap::{Alarm, Flags, Frame, FrameReader, FrameWriter, WireError},
-    Service,
+    Outbox, Service,
     shared::{Shared, Why},
 };
 use crate::{Counter, Deadline, Inbox, Restart, Spawner, Stop, StopHook, TaskSpec, net::Stream, now};
@@ -29,6 +29,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Frames that are read before what is queued is written: a peer that always has something to say waits for its
 /// answers too.
 const FRAMES_AT_ONCE: u32 = 64;
+
+/// Events of an outbox that are taken before chunks have their turn.
+const EVENTS_AT_ONCE: u32 = 32;
 
 pub(super) const SESSION: TaskSpec = TaskSpec::new("ron-core", "rpc_session").restart(Restart::Expendable).what(
     "one session: hands requests to the service and answers to their callers; the only owner of the write half, which \
@@ -102,25 +105,38 @@ async fn pump(
         }
         writer.queue(frame)
     };
+    let mut is_flushed = true;
     loop {
-        // Gather from both in turn; what is written leaves room for more. To ask how many wait takes no lock.
-        while urgent.depth() + bulk.depth() > 0 && !writer.is_full() {
-            for (inbox, is_bulk) in [(urgent, false), (bulk, true)] {
-                if inbox.depth() > 0 {
-                    inbox.try_recv().map_or(Ok(()), |frame| queue(writer, frame, is_bulk))?;
-                }
+        // Gather from all in turn; what is written leaves room for more. To ask how many wait takes no lock.
+        loop {
+            let before = writer.queued();
+            if urgent.depth() > 0 {
+                urgent.try_recv().map_or(Ok(()), |frame| queue(writer, frame, false))?;
+            }
+            if let Some(outbox) = shared.outbox() {
+                pour(writer, outbox, shared)?;
+            }
+            if bulk.depth() > 0 {
+                bulk.try_recv().map_or(Ok(()), |frame| queue(writer, frame, true))?;
+            }
+            if writer.is_full() || writer.queued() == before {
+                break;
             }
         }
         if writer.queued() > 0 {
             writer.write().await?;
-            if urgent.depth() + bulk.depth() == 0 {
-                writer.flush().await?;
-            }
+            is_flushed = false;
+            continue;
+        }
+        if !is_flushed {
+            writer.flush().await?;
+            is_flushed = true;
             continue;
         }
         let (frame, is_bulk) = tokio::select! {
             biased;
             frame = urgent.recv() => (frame, false),
+            () = shared.bell.notified() => continue,
             Some(frame) = bulk.recv() => (Some(frame), true),
         };
         match frame {
@@ -138,6 +154,20 @@ async fn pump(
             }
         }
     }
+}
+
+/// Takes events of the outbox, some at a time: chunks have their turns in between.
+fn pour(writer: &mut Writer, outbox: &Arc<dyn Outbox>, shared: &Shared) -> Result<(), WireError> {
+    let (mut left, mut queued) = (EVENTS_AT_ONCE, Ok(()));
+    outbox.pour(&mut |payload| {
+        queued = writer.queue(Frame::event(shared.proto, 0, payload));
+        left -= 1;
+        left > 0 && queued.is_ok() && !writer.is_full()
+    });
+    if left < EVENTS_AT_ONCE {
+        shared.poured();
+    }
+    Ok(queued?)
 }
 
 /// Reads until the session is over, and sees to it that it is over for everybody.

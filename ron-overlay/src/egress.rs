@@ -1,0 +1,489 @@
+//! What waits for one peer, and the session that takes it away.
+//!
+//! The order and the bounds are decided by [`Lanes`]; here they meet the writer of a session, which asks for the next
+//! frame whenever its link has room. What does not fit is refused before it is queued, counted, and told to the peer, so
+//! that nothing is lost silently. The queues belong to the peer and not to the session: a session that takes the place of
+//! another goes on where that one was.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Depth, LaneSpec, Lock, LockSpec, Metrics, NodeId,
+    net::rpc::{Outbox, Session, event_payload},
+};
+
+use crate::{
+    logic::{
+        gossip::{Class, Word},
+        lanes::{Lanes, Overflow, Pushed},
+        message::TopicId,
+        parts::cut,
+        rate::Meter,
+        wire::{Shed, encode_into, encode_part, encode_shed, number, number_of, room_for},
+    },
+    metrics::Tallies,
+    settings::Settings,
+};
+
+pub(crate) const EGRESS: LaneSpec = LaneSpec::new("ron-overlay", "egress", 512)
+    .flow("engines → the writer of a peer's session, control before gossip before bulk")
+    .why("half a second of a busy link for each of three classes; more would be stale when it arrives");
+
+pub(crate) const QUEUE: LockSpec = LockSpec::new("ron-overlay", "egress.queue", 430)
+    .guards("what waits for one peer; held for a push, or while frames are copied to the writer");
+
+/// The shortest and the longest pause that a publisher is told.
+const RETRY_MIN: Duration = Duration::from_millis(5);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// A peer that refused what we sent is not published to for this long.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+
+/// Topics of which a peer is told what was shed, between two frames. What is beyond it is counted and not told.
+const SHED_TOPICS_MAX: usize = 256;
+
+/// A word as frames, made once for all peers that get it.
+#[derive(Debug, Clone)]
+pub(crate) struct Parcel {
+    frames: Frames,
+    bytes: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Frames {
+    One(Bytes),
+    /// Pieces of a word with this number.
+    Many(u64, Arc<[Bytes]>),
+}
+
+impl Parcel {
+    /// Encodes a word. `pieces` numbers the words that are cut.
+    pub(crate) fn new(topic: &TopicId, word: &Word, settings: &Settings, pieces: &AtomicUsize) -> Self {
+        let method = number_of(word);
+        let payload = event_payload(method, room_for(word), |bytes| encode_into(bytes, topic, word));
+        if payload.len() <= settings.chunk_bytes {
+            return Parcel { bytes: payload.len(), frames: Frames::One(payload) };
+        }
+        let body = Bytes::from(encode_into(Vec::with_capacity(room_for(word)), topic, word));
+        let number = pieces.fetch_add(1, Ordering::Relaxed) as u64;
+        let frames: Arc<[Bytes]> = cut(number, &body, settings.part_bytes())
+            .map(|part| {
+                event_payload(number::PIECE, part.bytes.len() + 64, |bytes| encode_part(bytes, method, &part))
+            })
+            .collect();
+        Parcel { bytes: frames.iter().map(Bytes::len).sum(), frames: Frames::Many(number, frames) }
+    }
+
+    fn frames(&self) -> usize {
+        match &self.frames {
+            Frames::One(_) => 1,
+            Frames::Many(_, frames) => frames.len(),
+        }
+    }
+}
+
+/// One frame that waits.
+#[derive(Debug)]
+struct Outgoing {
+    topic: TopicId,
+    payload: Bytes,
+    /// The word that it is a piece of, and whether it is the last.
+    piece: Option<(u64, bool)>,
+}
+
+/// What all peers share.
+#[derive(Debug)]
+pub(crate) struct EgressShared {
+    pub(crate) tallies: Tallies,
+    /// Bytes that wait for anybody.
+    bytes: AtomicUsize,
+    bytes_max: usize,
+}
+
+impl EgressShared {
+    pub(crate) fn new(tallies: Tallies, settings: &Settings) -> Self {
+        EgressShared { tallies, bytes: AtomicUsize::new(0), bytes_max: settings.egress_bytes_max }
+    }
+
+    /// Bytes that wait for anybody.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let taken = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if taken > self.bytes_max {
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        taken <= self.bytes_max
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What waits for one peer.
+pub(crate) struct Egress {
+    pub(crate) peer: NodeId,
+    shared: Arc<EgressShared>,
+    queue: Lock<Queue>,
+}
+
+struct Queue {
+    lanes: Lanes<Outgoing>,
+    session: Option<Session>,
+    /// Somebody is looking for a session.
+    is_dialling: bool,
+    /// Nothing is queued any more: the peer is gone, and its entry with it.
+    is_over: bool,
+    /// What the peer is to be told.
+    shed: BTreeMap<TopicId, Shed>,
+    /// Words that lost a piece: the others need not be sent.
+    broken: BTreeSet<u64>,
+    /// What the peer may send.
+    meter: Meter,
+    /// Topics on which it is our neighbour.
+    topics: usize,
+    /// Until when it is not published to.
+    refused_until: Duration,
+    /// How fast it takes frames: so many since then.
+    taken: usize,
+    taken_since: Duration,
+    per_second: f64,
+}
+
+/// What became of a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It waits.
+    Queued,
+    /// It waits, and there is no session: somebody must look for one. Said once.
+    Dial,
+    /// There was no room, which has been counted and will be told.
+    Shed,
+    /// The peer is gone, and another entry may have taken its place.
+    Over,
+}
+
+impl Egress {
+    pub(crate) fn new(
+        peer: NodeId,
+        settings: &Settings,
+        shared: Arc<EgressShared>,
+        metrics: &Metrics,
+    ) -> Arc<Self> {
+        let queue = Queue {
+            lanes: Lanes::new(settings.peer.inflight_frames, settings.peer.egress_bytes),
+            session: None,
+            is_dialling: false,
+            is_over: false,
+            shed: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            meter: Meter::new(),
+            topics: 0,
+            refused_until: Duration::ZERO,
+            taken: 0,
+            taken_since: Duration::ZERO,
+            per_second: 0.0,
+        };
+        let egress = Arc::new(Egress { peer, shared, queue: Lock::new(QUEUE, queue, metrics) });
+        let measured: Arc<dyn Depth> = Arc::<Egress>::clone(&egress);
+        metrics.watch_queue(EGRESS, Arc::downgrade(&measured));
+        egress
+    }
+
+    /// Queues a word, or says why not. The session is rung for it.
+    pub(crate) fn push(&self, class: Class, topic: TopicId, parcel: &Parcel, overflow: Overflow) -> Sent {
+        let mut queue = self.queue.lock();
+        if queue.is_over {
+            return Sent::Over;
+        }
+        let is_queued = queue.push(&self.shared, class, topic, parcel, overflow);
+        if !is_queued {
+            self.shared.tallies.dropped.add(1);
+            queue.note_shed(&self.shared, topic);
+        }
+        let has_session = queue.session.as_ref().is_some_and(Session::takes_events);
+        if has_session {
+            if let Some(session) = &queue.session {
+                session.ring();
+            }
+        } else if !queue.is_dialling {
+            queue.is_dialling = true;
+            return Sent::Dial;
+        }
+        if is_queued { Sent::Queued } else { Sent::Shed }
+    }
+
+    /// Whether a message of so many bytes can be published over this link, or when to try again.
+    pub(crate) fn check_room(
+        &self,
+        bytes: usize,
+        settings: &Settings,
+        now: Duration,
+    ) -> Result<(), Duration> {
+        let queue = self.queue.lock();
+        let frames = if bytes <= settings.chunk_bytes { 1 } else { bytes.div_ceil(settings.part_bytes()) };
+        let is_paused = queue.refused_until > now;
+        let fits = queue.lanes.has_room_for(Class::Gossip, frames, bytes)
+            && self.shared.bytes() + bytes <= self.shared.bytes_max;
+        if fits && !is_paused {
+            return Ok(());
+        }
+        Err(queue.retry_after().max(queue.refused_until.saturating_sub(now)))
+    }
+
+    /// A session with the peer has begun, and takes what waits from now on. Says whether there was none.
+    pub(crate) fn set_session(&self, session: &Session) -> bool {
+        let mut queue = self.queue.lock();
+        queue.is_dialling = false;
+        queue.session.replace(session.clone()).is_none()
+    }
+
+    /// A session has ended. Says whether it was the one.
+    pub(crate) fn lose_session(&self, session: &Session) -> bool {
+        let mut queue = self.queue.lock();
+        queue.session.take_if(|held| held.is_same(session)).is_some()
+    }
+
+    /// Whether there is neither a session nor anybody who looks for one.
+    pub(crate) fn is_orphan(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.session.is_none() && !queue.is_dialling
+    }
+
+    /// The peer is gone: what waited is dropped, and counted. Says how many frames that were.
+    pub(crate) fn end(&self) -> usize {
+        let mut queue = self.queue.lock();
+        queue.is_over = true;
+        queue.is_dialling = false;
+        let session = queue.session.take();
+        let (mut frames, mut bytes) = (0, 0);
+        while let Some(gone) = queue.lanes.pop() {
+            frames += 1;
+            bytes += gone.payload.len();
+        }
+        drop(queue);
+        self.shared.give_back(bytes);
+        self.shared.tallies.dropped.add(frames as u64);
+        if let Some(session) = session {
+            session.close();
+        }
+        frames
+    }
+
+    /// Frames that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.lock().lanes.len()
+    }
+
+    /// Bytes that wait.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.queue.lock().lanes.bytes()
+    }
+
+    /// Whether the peer may send one more word.
+    pub(crate) fn may_receive(&self, per_second: u32, now: Duration) -> bool {
+        self.queue.lock().meter.take(per_second, now)
+    }
+
+    /// A word of the peer was refused here. It will be told.
+    pub(crate) fn refused(&self, topic: TopicId) {
+        self.shared.tallies.refused.add(1);
+        let mut queue = self.queue.lock();
+        if queue.shed.len() < SHED_TOPICS_MAX || queue.shed.contains_key(&topic) {
+            queue.shed.entry(topic).or_default().refused += 1;
+        }
+        if let Some(session) = &queue.session {
+            session.ring();
+        }
+    }
+
+    /// The peer says that it refused words of ours.
+    pub(crate) fn on_refused(&self, now: Duration) {
+        self.queue.lock().refused_until = now + REFUSED_PAUSE;
+    }
+
+    /// It became our neighbour on one more topic, or on one less. Returns on how many it is.
+    pub(crate) fn count_topics(&self, change: isize) -> usize {
+        let mut queue = self.queue.lock();
+        queue.topics = queue.topics.saturating_add_signed(change);
+        queue.topics
+    }
+
+    /// Other room for frames from now on.
+    pub(crate) fn set_frames_max(&self, frames: usize) {
+        self.queue.lock().lanes.set_frames_max(frames);
+    }
+}
+
+impl Queue {
+    fn push(
+        &mut self,
+        shared: &EgressShared,
+        class: Class,
+        topic: TopicId,
+        parcel: &Parcel,
+        overflow: Overflow,
+    ) -> bool {
+        let frames = parcel.frames();
+        let is_rejecting = overflow == Overflow::RejectNewest;
+        if is_rejecting && !self.lanes.has_room_for(class, frames, parcel.bytes) {
+            return false;
+        }
+        if !shared.take(parcel.bytes) {
+            return false;
+        }
+        match &parcel.frames {
+            Frames::One(payload) => {
+                let frame = Outgoing { topic, payload: payload.clone(), piece: None };
+                self.push_frame(shared, class, topic, frame, overflow)
+            }
+            Frames::Many(word, pieces) => {
+                for (place, payload) in pieces.iter().enumerate() {
+                    let piece = Some((*word, place + 1 == frames));
+                    let frame = Outgoing { topic, payload: payload.clone(), piece };
+                    if !self.push_frame(shared, class, topic, frame, overflow) {
+                        // Those that wait already go to the peer for nothing, or not at all.
+                        let rest = pieces[place + 1..].iter().map(Bytes::len).sum();
+                        shared.give_back(rest);
+                        self.broken.insert(*word);
+                        return false;
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    /// Queues one frame whose bytes have been taken.
+    fn push_frame(
+        &mut self,
+        shared: &EgressShared,
+        class: Class,
+        topic: TopicId,
+        frame: Outgoing,
+        overflow: Overflow,
+    ) -> bool {
+        let bytes = frame.payload.len();
+        match self.lanes.push(class, topic, bytes, frame, overflow) {
+            Pushed::Queued => true,
+            Pushed::Shed(shed) => {
+                for gone in shed {
+                    shared.give_back(gone.payload.len());
+                    // Of a word in pieces the first that goes is the loss; the others are skipped.
+                    let is_new = gone.piece.is_none_or(|(word, _)| self.broken.insert(word));
+                    if is_new {
+                        shared.tallies.dropped.add(1);
+                        self.note_shed(shared, gone.topic);
+                    }
+                }
+                true
+            }
+            Pushed::Full(frame) => {
+                shared.give_back(frame.payload.len());
+                false
+            }
+        }
+    }
+
+    fn note_shed(&mut self, shared: &EgressShared, topic: TopicId) {
+        shared.tallies.unsent.add(1);
+        if self.shed.len() < SHED_TOPICS_MAX || self.shed.contains_key(&topic) {
+            self.shed.entry(topic).or_default().unsent += 1;
+        }
+    }
+
+    /// How long half of what waits takes at the pace at which frames were taken lately.
+    fn retry_after(&self) -> Duration {
+        let half = self.lanes.len() as f64 / 2.0;
+        if self.per_second < 1.0 {
+            return RETRY_MAX / 10;
+        }
+        Duration::from_secs_f64((half / self.per_second).min(1.0)).clamp(RETRY_MIN, RETRY_MAX)
+    }
+
+    fn on_taken(&mut self, frames: usize, now: Duration) {
+        self.taken += frames;
+        let time = now.saturating_sub(self.taken_since);
+        if time >= RETRY_MAX / 10 {
+            let latest = self.taken as f64 / time.as_secs_f64();
+            self.per_second = (self.per_second + latest) / 2.0;
+            (self.taken, self.taken_since) = (0, now);
+        }
+    }
+}
+
+/// The outbox of a peer's session.
+pub(crate) struct Taking {
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) since: Box<dyn Fn() -> Duration + Send + Sync>,
+}
+
+impl Outbox for Taking {
+    fn pour(&self, take: &mut dyn FnMut(Bytes) -> bool) {
+        let egress = &*self.egress;
+        let mut queue = egress.queue.lock();
+        let (mut frames, mut bytes, mut goes_on) = (0, 0, true);
+        while let Some((topic, shed)) = queue.shed.pop_first() {
+            goes_on = take(event_payload(number::SHED, 64, |bytes| encode_shed(bytes, &topic, shed)));
+            if !goes_on {
+                break;
+            }
+        }
+        while goes_on {
+            let Some(frame) = queue.lanes.pop() else { break };
+            bytes += frame.payload.len();
+            if let Some((word, is_last)) = frame.piece {
+                let is_broken = queue.broken.contains(&word);
+                if is_last {
+                    queue.broken.remove(&word);
+                }
+                if is_broken {
+                    continue;
+                }
+            }
+            frames += 1;
+            goes_on = take(frame.payload);
+        }
+        if frames > 0 {
+            queue.on_taken(frames, (self.since)());
+        }
+        drop(queue);
+        egress.shared.give_back(bytes);
+        egress.shared.tallies.sent.add(frames as u64);
+    }
+}
+
+impl Depth for Egress {
+    fn depth(&self) -> usize {
+        self.waiting()
+    }
+
+    fn capacity(&self) -> usize {
+        self.queue.lock().lanes.frames_max()
+    }
+}
+
+impl Drop for Egress {
+    /// What waited when the last who knew the peer let go of it counts as dropped too.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Egress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Egress({:?}, {} waiting)", self.peer, self.waiting())
+    }
+}

@@ -1,0 +1,484 @@
+//! One engine: the machines of the topics that it has, their time, and what they want to happen.
+//!
+//! A topic has one owner, so its machine needs no lock. Whatever waits is taken in batches, what this node says before
+//! what peers say, and control before messages; then everything that the machines want is done at once, so that a link
+//! is rung once for many words.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{Counter, Inbox, LaneSpec, NodeId, Reply, Restart, Stop, TaskSpec, now};
+
+use crate::{
+    Event, OverlayError, Receipt, Settings, TopicStatus,
+    checks::Job,
+    egress::{Parcel, Sent},
+    logic::{
+        contact::Contact,
+        gossip::{Gossip, Offence, Output, Verdict, Word},
+        message::{Author, Message, MessageId, TopicId},
+        view::ViewMessage,
+        wire::PUSH_OVERHEAD,
+    },
+    metrics::{BACKPRESSURE, FRAME_REJECT, MESSAGES},
+    node::Node,
+    subscription::Subscriber,
+    topic::TopicOptions,
+};
+
+pub(crate) const LOCAL: LaneSpec = LaneSpec::new("ron-overlay", "engine", 1024)
+    .flow("handles, checkers, sessions → one engine")
+    .why("a verdict for each of 512 checks, and as many orders");
+
+pub(crate) const CONTROL: LaneSpec = LaneSpec::new("ron-overlay", "control_ingress", 512)
+    .flow("readers → one engine, what keeps the network together")
+    .why("sixty neighbours that say eight things at once");
+
+pub(crate) const INGRESS: LaneSpec = LaneSpec::new("ron-overlay", "gossip_ingress", 512)
+    .flow("readers → one engine, messages")
+    .why("10 ms of an engine that is behind; more would only be later");
+
+pub(crate) const ENGINE: TaskSpec = TaskSpec::new("ron-overlay", "engine").restart(Restart::Never).what(
+    "owns the topics that its share of names falls to: relays, repairs, delivers; on a stop leaves them in order",
+);
+
+/// What is taken from one lane before the next has its turn.
+const BATCH: usize = 64;
+
+/// A word of a peer.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) from: NodeId,
+    pub(crate) topic: TopicId,
+    pub(crate) word: Word,
+}
+
+/// What this node wants of an engine.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Enter a topic, or add contacts to it.
+    Join {
+        topic: TopicId,
+        options: Arc<TopicOptions>,
+        contacts: Vec<Contact>,
+        reply: Reply<Result<(), OverlayError>>,
+    },
+    /// More contacts for a topic.
+    Meet { topic: TopicId, contacts: Vec<Contact> },
+    /// Publish a message.
+    Publish { topic: TopicId, payload: Bytes, reply: Reply<Result<Receipt, OverlayError>> },
+    /// One more subscriber.
+    Subscribe { topic: TopicId, subscriber: Subscriber, reply: Reply<Result<(), OverlayError>> },
+    /// Leave a topic.
+    Leave { topic: TopicId, reply: Reply<Result<(), OverlayError>> },
+    /// Tell how a topic is doing.
+    Status { topic: Option<TopicId>, reply: Reply<Vec<TopicStatus>> },
+    /// A message was checked.
+    Verdict { topic: TopicId, id: MessageId, ruling: Verdict },
+    /// A peer is gone.
+    Unreachable(NodeId),
+    /// A peer is banned.
+    Ban(NodeId, Duration),
+    /// Settings have changed.
+    Reload,
+}
+
+/// The inboxes of an engine.
+#[derive(Debug, Clone)]
+pub(crate) struct Inboxes {
+    pub(crate) local: Inbox<Command>,
+    pub(crate) control: Inbox<Incoming>,
+    pub(crate) gossip: Inbox<Incoming>,
+}
+
+struct Topic {
+    gossip: Gossip,
+    options: Arc<TopicOptions>,
+    subscribers: Vec<Subscriber>,
+    wakes_at: Duration,
+    published: u64,
+    delivered: u64,
+}
+
+/// An engine.
+pub(crate) struct Engine {
+    node: Arc<Node>,
+    settings: Arc<Settings>,
+    topics: HashMap<TopicId, Topic>,
+    wakes: BTreeSet<(Duration, TopicId)>,
+    /// Topics whose machines may want something.
+    touched: Vec<TopicId>,
+    /// The last message that was encoded, which usually goes to more than one peer.
+    encoded: Option<(MessageId, u8, bool, Parcel)>,
+    rng: fastrand::Rng,
+}
+
+impl Engine {
+    pub(crate) fn new(node: Arc<Node>, seed: u64) -> Self {
+        let settings = node.settings();
+        Engine {
+            node,
+            settings,
+            topics: HashMap::new(),
+            wakes: BTreeSet::new(),
+            touched: Vec::new(),
+            encoded: None,
+            rng: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    pub(crate) async fn run(mut self, inboxes: Inboxes, stop: Stop) {
+        let Inboxes { local, control, gossip } = inboxes;
+        let mut sleep = pin!(tokio::time::sleep(Duration::MAX));
+        let mut armed = Duration::MAX;
+        loop {
+            let now = self.node.since();
+            let mut taken = 0;
+            for _ in 0..BATCH {
+                let Some(command) = local.try_recv() else { break };
+                self.on_command(command, now);
+                taken += 1;
+            }
+            for inbox in [&control, &gossip] {
+                for _ in 0..BATCH {
+                    if inbox.depth() == 0 {
+                        break;
+                    }
+                    let Some(word) = inbox.try_recv() else { break };
+                    self.on_word(word, now);
+                    taken += 1;
+                }
+            }
+            self.on_time(now);
+            self.perform(now);
+            if taken > 0 {
+                tokio::task::consume_budget().await;
+                continue;
+            }
+            let wakes_at = self.wakes.first().map_or(Duration::MAX, |(at, _)| *at);
+            if wakes_at < armed || armed <= now {
+                armed = wakes_at;
+                let at = now.max(armed.min(now + Duration::from_secs(3600)));
+                sleep.as_mut().reset(self.node.epoch + at);
+            }
+            tokio::select! {
+                biased;
+                () = stop.requested() => break,
+                command = local.recv() => match command {
+                    Some(command) => self.on_command(command, self.node.since()),
+                    None => break,
+                },
+                Some(word) = control.recv() => self.on_word(word, self.node.since()),
+                Some(word) = gossip.recv() => self.on_word(word, self.node.since()),
+                () = sleep.as_mut() => armed = Duration::ZERO,
+            }
+        }
+        // Nothing new is begun; what has been taken in is answered, and then the topics are left in order.
+        local.close();
+        while let Some(command) = local.try_recv() {
+            self.on_command(command, self.node.since());
+        }
+        self.leave_all(&stop).await;
+    }
+
+    fn on_command(&mut self, command: Command, now: Duration) {
+        match command {
+            Command::Join { topic, options, contacts, reply } => {
+                reply.send(self.join(topic, options, contacts, now));
+            }
+            Command::Meet { topic, contacts } => self.with(topic, |gossip| gossip.join(contacts, now)),
+            Command::Publish { topic, payload, reply } => {
+                // The caller has gone, and with it whoever would be told that it was published.
+                if !reply.is_abandoned() {
+                    reply.send(self.publish(topic, payload, now));
+                }
+            }
+            Command::Subscribe { topic, subscriber, reply } => {
+                let found = self.topics.get_mut(&topic).ok_or(OverlayError::NotJoined);
+                reply.send(found.map(|topic| topic.subscribers.push(subscriber)));
+            }
+            Command::Leave { topic, reply } => {
+                let left = self.leave(topic, now);
+                reply.send(if left { Ok(()) } else { Err(OverlayError::NotJoined) });
+            }
+            Command::Status { topic, reply } => {
+                let wanted = |id: &TopicId| topic.is_none_or(|topic| topic == *id);
+                let found = self.topics.iter().filter(|(id, _)| wanted(id));
+                reply.send(found.map(|(id, topic)| topic.status(*id)).collect());
+            }
+            Command::Verdict { topic, id, ruling } => {
+                self.with(topic, |gossip| gossip.on_verdict(&id, ruling, now));
+            }
+            Command::Unreachable(peer) => self.with_all(|gossip| gossip.on_unreachable(peer, now)),
+            Command::Ban(peer, until) => self.with_all(|gossip| gossip.ban(peer, until, now)),
+            Command::Reload => {
+                self.settings = self.node.settings();
+                let budgets = (self.settings.gossip.relay_fanout, self.settings.gossip.burst_budget_frames);
+                self.topics.values_mut().for_each(|topic| topic.gossip.set_budgets(budgets.0, budgets.1));
+            }
+        }
+    }
+
+    fn join(
+        &mut self,
+        topic: TopicId,
+        options: Arc<TopicOptions>,
+        contacts: Vec<Contact>,
+        now: Duration,
+    ) -> Result<(), OverlayError> {
+        if let Some(known) = self.topics.get_mut(&topic) {
+            if !known.options.is_same(&options) {
+                return Err(OverlayError::Joined);
+            }
+            known.gossip.join(contacts, now);
+        } else {
+            let (me, unix_ms) = (self.node.contact.clone(), self.node.unix_ms());
+            let mut gossip = Gossip::new(me, self.settings.gossip, unix_ms, self.rng.u64(..));
+            gossip.join(contacts, now);
+            let subscribers = Vec::new();
+            let state =
+                Topic { gossip, options, subscribers, wakes_at: Duration::MAX, published: 0, delivered: 0 };
+            self.topics.insert(topic, state);
+        }
+        self.touched.push(topic);
+        Ok(())
+    }
+
+    fn publish(&mut self, id: TopicId, payload: Bytes, now: Duration) -> Result<Receipt, OverlayError> {
+        let topic = self.topics.get_mut(&id).ok_or(OverlayError::NotJoined)?;
+        let links = topic.gossip.publish_links(now);
+        if topic.options.rejects_newest() {
+            let bytes = payload.len() + PUSH_OVERHEAD;
+            for peer in &links {
+                let Some(egress) = self.node.egress(peer) else { continue };
+                if let Err(retry_after) = egress.check_room(bytes, &self.settings, now) {
+                    self.node.metrics.tally(Counter::BusyRejections, "egress").add(1);
+                    self.node.metrics.tally(BACKPRESSURE, "neighbour").add(1);
+                    return Err(OverlayError::Busy { what: "egress", retry_after });
+                }
+            }
+        }
+        let serial = topic.gossip.next_serial(self.node.unix_ms());
+        let message = if topic.options.is_signed() {
+            Message::signed(&id, &self.node.identity, serial.since, serial.seq, payload)
+        } else {
+            Message::unsigned(&id, serial, payload)
+        };
+        let receipt = Receipt {
+            id: message.id(),
+            seq: serial.seq,
+            pushed: links.len(),
+            neighbours: topic.gossip.neighbours().count(),
+        };
+        topic.gossip.publish(message, now);
+        topic.published += 1;
+        self.node.egress.tallies.published.add(1);
+        self.touched.push(id);
+        Ok(receipt)
+    }
+
+    /// Leaves a topic. Says whether it was there.
+    fn leave(&mut self, id: TopicId, now: Duration) -> bool {
+        let Some(topic) = self.topics.get_mut(&id) else { return false };
+        topic.gossip.leave(now);
+        self.perform_one(id, now);
+        if let Some(topic) = self.topics.remove(&id) {
+            self.wakes.remove(&(topic.wakes_at, id));
+        }
+        true
+    }
+
+    /// Leaves all topics, and waits until what was said about it is on its way, or the time is up.
+    async fn leave_all(&mut self, stop: &Stop) {
+        let now = self.node.since();
+        self.perform(now);
+        let topics: Vec<TopicId> = self.topics.keys().copied().collect();
+        for topic in topics {
+            self.leave(topic, now);
+        }
+        let until = stop.drain_until().map_or_else(ron_core::now, |until| until.instant());
+        let mut pause = Duration::from_micros(200);
+        while self.node.all_egress().iter().any(|egress| egress.waiting() > 0) {
+            if now_is_past(until) {
+                tracing::debug!("left without having sent all that waited");
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    fn on_word(&mut self, incoming: Incoming, now: Duration) {
+        let Incoming { from, topic: id, word } = incoming;
+        let Some(topic) = self.topics.get_mut(&id) else {
+            self.node.metrics.tally(FRAME_REJECT, "unknown_topic").add(1);
+            return;
+        };
+        if let Word::View(ViewMessage::Join { .. } | ViewMessage::Ask { .. }) = &word {
+            let topics = self.node.egress(&from).map_or(0, |egress| egress.count_topics(0));
+            if topics >= self.settings.peer.topics_max && !topic.gossip.is_neighbour(&from) {
+                self.node.metrics.tally(FRAME_REJECT, "topics_max").add(1);
+                let answer = Word::View(ViewMessage::Answer { is_accepted: false });
+                let parcel = self.node.parcel(&id, &answer, &self.settings);
+                let _ = self.node.send(&from.into(), answer.class(), id, &parcel, topic.options.overflow());
+                self.node.on_offence(from, Offence::Spam);
+                return;
+            }
+        }
+        topic.gossip.on_word(from, word, now);
+        self.touched.push(id);
+    }
+
+    fn with(&mut self, id: TopicId, act: impl FnOnce(&mut Gossip)) {
+        if let Some(topic) = self.topics.get_mut(&id) {
+            act(&mut topic.gossip);
+            self.touched.push(id);
+        }
+    }
+
+    fn with_all(&mut self, mut act: impl FnMut(&mut Gossip)) {
+        for (id, topic) in &mut self.topics {
+            act(&mut topic.gossip);
+            self.touched.push(*id);
+        }
+    }
+
+    /// Wakes the machines whose time has come.
+    fn on_time(&mut self, now: Duration) {
+        while let Some((at, id)) = self.wakes.first().copied() {
+            if at > now {
+                return;
+            }
+            self.wakes.pop_first();
+            if let Some(topic) = self.topics.get_mut(&id) {
+                topic.wakes_at = Duration::MAX;
+                topic.gossip.on_tick(now);
+                self.touched.push(id);
+            }
+        }
+    }
+
+    /// Does what the machines want.
+    fn perform(&mut self, now: Duration) {
+        let mut touched = std::mem::take(&mut self.touched);
+        // A batch is mostly of one topic.
+        touched.dedup();
+        for id in touched.drain(..) {
+            self.perform_one(id, now);
+        }
+        self.touched = touched;
+    }
+
+    fn perform_one(&mut self, id: TopicId, now: Duration) {
+        let Engine { node, settings, topics, wakes, encoded, .. } = self;
+        let Some(topic) = topics.get_mut(&id) else { return };
+        while let Some(output) = topic.gossip.poll() {
+            match output {
+                Output::Send { to, word } => send(node, settings, encoded, id, topic, &to, &word),
+                Output::Check { message, .. } => check(node, settings, id, topic, message, now),
+                Output::Deliver { message, hops } => {
+                    topic.delivered += 1;
+                    node.egress.tallies.delivered.add(1);
+                    topic.subscribers.retain(|subscriber| subscriber.deliver(&message, hops));
+                }
+                Output::Gap(gap) => {
+                    node.egress.tallies.gaps.add(gap.seqs.end() + 1 - gap.seqs.start());
+                    topic.subscribers.retain(|subscriber| subscriber.tell_gap(&gap));
+                }
+                Output::Up(peer) => {
+                    node.count_neighbours(true);
+                    node.egress(&peer).map(|egress| egress.count_topics(1));
+                    node.events.publish(Event::NeighbourUp { topic: id, peer });
+                }
+                Output::Down(peer) => {
+                    node.count_neighbours(false);
+                    node.egress(&peer).map(|egress| egress.count_topics(-1));
+                    node.events.publish(Event::NeighbourDown { topic: id, peer });
+                }
+                Output::Offence { peer, offence } => node.on_offence(peer, offence),
+            }
+        }
+        let wakes_at = topic.gossip.wake_at();
+        if wakes_at != topic.wakes_at {
+            wakes.remove(&(topic.wakes_at, id));
+            topic.wakes_at = wakes_at;
+            wakes.insert((wakes_at, id));
+        }
+    }
+}
+
+fn send(
+    node: &Node,
+    settings: &Settings,
+    encoded: &mut Option<(MessageId, u8, bool, Parcel)>,
+    id: TopicId,
+    topic: &Topic,
+    to: &Contact,
+    word: &Word,
+) {
+    let overflow = topic.options.overflow();
+    let Word::Push(pushed) = word else {
+        let parcel = node.parcel(&id, word, settings);
+        let _ = node.send(to, word.class(), id, &parcel, overflow);
+        return;
+    };
+    let (name, hops, is_repair) = (pushed.message.id(), pushed.hops, pushed.is_repair);
+    let is_same = encoded.as_ref().is_some_and(|last| (last.0, last.1, last.2) == (name, hops, is_repair));
+    if !is_same {
+        *encoded = Some((name, hops, is_repair, node.parcel(&id, word, settings)));
+    }
+    if let Some((.., parcel)) = encoded {
+        if node.send(to, word.class(), id, parcel, overflow) == Sent::Shed {
+            node.metrics.tally(MESSAGES, "shed").add(1);
+        }
+    }
+}
+
+/// Has a message checked, or says at once what is cheap to say.
+fn check(node: &Node, settings: &Settings, id: TopicId, topic: &mut Topic, message: Message, now: Duration) {
+    let options = &topic.options;
+    let is_signed = matches!(message.author(), Author::Signed(..));
+    let name = message.id();
+    let verdict = if is_signed != options.is_signed() {
+        node.metrics.tally(FRAME_REJECT, "author").add(1);
+        Verdict::Forged
+    } else if message.payload().len() > options.message_bytes_max(settings) {
+        node.metrics.tally(FRAME_REJECT, "size").add(1);
+        Verdict::Reject
+    } else if !is_signed && options.validator().is_none() {
+        Verdict::Accept
+    } else {
+        let validator = options.validator().cloned();
+        match node.checks.try_push(Job { topic: id, message, is_signed, validator }) {
+            Ok(()) => return,
+            Err(_) => Verdict::Shed,
+        }
+    };
+    topic.gossip.on_verdict(&name, verdict, now);
+}
+
+impl Topic {
+    fn status(&self, id: TopicId) -> TopicStatus {
+        TopicStatus {
+            id,
+            name: self.options.name().to_owned(),
+            neighbours: self.gossip.neighbours().map(|peer| peer.id).collect(),
+            spares: self.gossip.spares().count(),
+            trees: self.gossip.trees().iter().count(),
+            subscribers: self.subscribers.len(),
+            published: self.published,
+            delivered: self.delivered,
+            kept_bytes: self.gossip.kept_bytes(),
+            counts: self.gossip.counts(),
+        }
+    }
+}
+
+fn now_is_past(at: tokio::time::Instant) -> bool {
+    now() >= at
+}

@@ -1,0 +1,54 @@
+//! How many words a peer may send in a second.
+//!
+//! A bucket that fills with time: a peer that was quiet may send a second's worth at once, and in the long run no more than
+//! its rate. What is beyond it is refused before anything is decoded.
+
+use std::time::Duration;
+
+/// The words that one peer may still send.
+#[derive(Debug, Clone, Copy)]
+pub struct Meter {
+    /// When the bucket would be full if nobody took anything.
+    full_at: Duration,
+}
+
+impl Meter {
+    /// A bucket that is full.
+    #[must_use]
+    pub const fn new() -> Self {
+        Meter { full_at: Duration::ZERO }
+    }
+
+    /// Takes one, if `per_second` allows it.
+    pub fn take(&mut self, per_second: u32, now: Duration) -> bool {
+        let one = Duration::from_secs(1) / per_second.max(1);
+        let full_at = self.full_at.max(now) + one;
+        let is_allowed = full_at <= now + Duration::from_secs(1);
+        if is_allowed {
+            self.full_at = full_at;
+        }
+        is_allowed
+    }
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Meter::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_at_once_and_then_the_rate() {
+        let mut meter = Meter::new();
+        let take =
+            |meter: &mut Meter, at| (0..1000).filter(|_| meter.take(100, Duration::from_millis(at))).count();
+        assert_eq!(take(&mut meter, 0), 100);
+        assert_eq!(take(&mut meter, 0), 0, "what is refused costs nothing");
+        assert_eq!(take(&mut meter, 100), 10);
+        assert_eq!(take(&mut meter, 5000), 100, "no more than a second's worth is saved up");
+    }
+}

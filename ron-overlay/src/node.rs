@@ -1,0 +1,352 @@
+//! What all tasks of a node share: who has which session, how peers behave, and which engine has a topic.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use ron_core::{
+    Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Restart, Snapshot, Spawner,
+    Supervisor, TaskSpec,
+    net::{Identity, rpc::Peers},
+    now,
+};
+use tokio::time::Instant;
+
+use crate::{
+    Event, OverlayError, Settings,
+    checks::Job,
+    egress::{Egress, EgressShared, Parcel, Sent},
+    engine::{Command, Incoming},
+    logic::{
+        contact::Contact,
+        gossip::{Class, Offence, Word},
+        lanes::Overflow,
+        message::TopicId,
+        parts::Parts,
+        score::Scores,
+    },
+    metrics::{BANS, CONFIG_UPDATE, EGRESS_BYTES, NEIGHBOURS, OFFENCES, Tallies, offence_name},
+    session::Handlers,
+};
+
+pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-overlay", "events", 1024)
+    .flow("all tasks → subscribers")
+    .why("a second of a busy node");
+
+pub(crate) const DIRECTORY: LockSpec =
+    LockSpec::new("ron-overlay", "directory", 400).guards("which peers have queues; held for a lookup");
+pub(crate) const SCORES: LockSpec =
+    LockSpec::new("ron-overlay", "scores", 410).guards("how peers behaved; held for arithmetic");
+pub(crate) const PARTS: LockSpec = LockSpec::new("ron-overlay", "parts", 420)
+    .guards("large words that are not whole yet; held for the copy of one piece");
+
+pub(crate) const DIALER: TaskSpec = TaskSpec::new("ron-overlay", "dialer")
+    .restart(Restart::Expendable)
+    .what("looks for a session with one peer that something waits for");
+
+/// Dials at once on behalf of gossip: whoever names made-up nodes to us cannot make us dial many of them.
+const DIALS_MAX: usize = 64;
+
+/// Peers with queues, beyond as many as there may be sessions: those that are being dialled.
+const DIRECTORY_SLACK: usize = 256;
+
+/// Tells the time since 1970.
+pub(crate) type UnixClock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The lanes of one engine.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineLanes {
+    /// From this node: orders of the host, verdicts, news of peers.
+    pub(crate) local: Lane<Command>,
+    /// Small words of peers that keep the network together.
+    pub(crate) control: Lane<Incoming>,
+    /// Messages of peers.
+    pub(crate) gossip: Lane<Incoming>,
+}
+
+/// What is shared.
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) identity: Identity,
+    /// This node as others know it.
+    pub(crate) contact: Contact,
+    pub(crate) settings: Snapshot<Settings>,
+    pub(crate) epoch: Instant,
+    pub(crate) unix: UnixClock,
+    pub(crate) metrics: Metrics,
+    pub(crate) egress: Arc<EgressShared>,
+    pub(crate) events: Feed<Event>,
+    pub(crate) engines: Vec<EngineLanes>,
+    pub(crate) checks: Lane<Job>,
+    pub(crate) handlers: Handlers,
+    pub(crate) spawner: Spawner,
+    /// Numbers for words that are cut.
+    pub(crate) pieces: AtomicUsize,
+    pub(crate) parts: Lock<Parts>,
+    pub(crate) neighbours: AtomicUsize,
+    directory: Lock<HashMap<NodeId, Arc<Egress>>>,
+    scores: Lock<Scores>,
+    dials: AtomicUsize,
+    peers: OnceLock<Peers>,
+    pub(crate) this: Weak<Node>,
+}
+
+/// What a host gives a node beside its settings.
+pub(crate) struct NodeParts {
+    pub(crate) identity: Identity,
+    pub(crate) contact: Contact,
+    pub(crate) settings: Settings,
+    pub(crate) unix: UnixClock,
+    pub(crate) engines: Vec<EngineLanes>,
+    pub(crate) checks: Lane<Job>,
+    pub(crate) events: Feed<Event>,
+}
+
+impl Node {
+    pub(crate) fn new(parts: NodeParts, group: &Supervisor) -> Arc<Self> {
+        let NodeParts { identity, contact, settings, unix, engines, checks, events } = parts;
+        let metrics = group.metrics();
+        let _ = metrics.tally(CONFIG_UPDATE, "");
+        Arc::new_cyclic(|this| Node {
+            id: identity.node_id(),
+            identity,
+            contact,
+            epoch: now(),
+            unix,
+            metrics: metrics.clone(),
+            egress: Arc::new(EgressShared::new(Tallies::new(metrics), &settings)),
+            events,
+            engines,
+            checks,
+            handlers: Handlers::default(),
+            spawner: group.spawner(),
+            pieces: AtomicUsize::new(1),
+            parts: Lock::new(PARTS, Parts::new(settings.parts), metrics),
+            neighbours: AtomicUsize::new(0),
+            directory: Lock::new(DIRECTORY, HashMap::new(), metrics),
+            scores: Lock::new(SCORES, Scores::new(settings.score), metrics),
+            dials: AtomicUsize::new(0),
+            peers: OnceLock::new(),
+            settings: Snapshot::new(settings),
+            this: this.clone(),
+        })
+    }
+
+    /// Plugs the sessions in, once, before any task runs.
+    pub(crate) fn connect(&self, peers: Peers) {
+        let _ = self.peers.set(peers);
+    }
+
+    /// The sessions.
+    pub(crate) fn peers(&self) -> &Peers {
+        self.peers.get().expect("connected before any task runs")
+    }
+
+    /// The settings in force.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.load()
+    }
+
+    /// Applies what may change while the node runs, or nothing at all.
+    pub(crate) fn reload(&self, settings: Settings) -> Result<(), OverlayError> {
+        self.settings().check_change(&settings)?;
+        let frames = settings.peer.inflight_frames;
+        self.settings.replace(settings);
+        let all: Vec<_> = self.directory.lock().values().cloned().collect();
+        all.iter().for_each(|egress| egress.set_frames_max(frames));
+        for engine in &self.engines {
+            // An engine that has no room for it now looks at the settings with the next order.
+            drop(engine.local.try_push(Command::Reload));
+        }
+        self.metrics.tally(CONFIG_UPDATE, "").add(1);
+        Ok(())
+    }
+
+    /// Time since the node began, the clock of all logic.
+    pub(crate) fn since(&self) -> Duration {
+        now().saturating_duration_since(self.epoch)
+    }
+
+    /// Milliseconds since 1970.
+    pub(crate) fn unix_ms(&self) -> u64 {
+        u64::try_from((self.unix)().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The engine that has a topic.
+    pub(crate) fn engine_of(&self, topic: &TopicId) -> &EngineLanes {
+        // Names of topics are hashes already.
+        &self.engines[usize::from(topic.as_bytes()[0]) % self.engines.len()]
+    }
+
+    /// The queues of a peer, if it has any.
+    pub(crate) fn egress(&self, peer: &NodeId) -> Option<Arc<Egress>> {
+        self.directory.lock().get(peer).cloned()
+    }
+
+    /// The queues of a peer, made if there are none and there is room for one more.
+    pub(crate) fn egress_or_new(&self, peer: NodeId) -> Option<Arc<Egress>> {
+        if let Some(egress) = self.egress(&peer) {
+            return Some(egress);
+        }
+        let settings = self.settings();
+        // Made outside of the lock, which no other is taken under.
+        let new = Egress::new(peer, &settings, Arc::clone(&self.egress), &self.metrics);
+        let mut directory = self.directory.lock();
+        if directory.len() >= settings.max_conns + DIRECTORY_SLACK && !directory.contains_key(&peer) {
+            return None;
+        }
+        Some(Arc::clone(directory.entry(peer).or_insert(new)))
+    }
+
+    /// All peers that have queues.
+    pub(crate) fn all_egress(&self) -> Vec<Arc<Egress>> {
+        self.directory.lock().values().cloned().collect()
+    }
+
+    /// A peer is gone: its queues end, and all engines are told.
+    pub(crate) fn lose(&self, egress: &Arc<Egress>) {
+        let gone = {
+            let mut directory = self.directory.lock();
+            let is_same = directory.get(&egress.peer).is_some_and(|held| Arc::ptr_eq(held, egress));
+            if is_same { directory.remove(&egress.peer) } else { None }
+        };
+        if let Some(gone) = gone {
+            gone.end();
+            self.parts.lock().on_link_down(&gone.peer);
+            for engine in &self.engines {
+                // An engine with that much to do finds out by the peer's silence.
+                drop(engine.local.try_push(Command::Unreachable(gone.peer)));
+            }
+        }
+    }
+
+    /// Sends a word, as far as there is room for it.
+    pub(crate) fn send(
+        &self,
+        to: &Contact,
+        class: Class,
+        topic: TopicId,
+        parcel: &Parcel,
+        overflow: Overflow,
+    ) -> Sent {
+        for _ in 0..2 {
+            let Some(egress) = self.egress_or_new(to.id) else { break };
+            match egress.push(class, topic, parcel, overflow) {
+                Sent::Over => {}
+                Sent::Dial => {
+                    self.dial(&egress, to);
+                    return Sent::Queued;
+                }
+                sent => return sent,
+            }
+        }
+        self.egress.tallies.unsent.add(1);
+        Sent::Shed
+    }
+
+    /// Looks for a session with a peer that something waits for.
+    fn dial(&self, egress: &Arc<Egress>, to: &Contact) {
+        let is_many = self.dials.fetch_add(1, Ordering::Relaxed) >= DIALS_MAX;
+        let place = DialPlace(self.this.clone());
+        if is_many {
+            self.metrics.tally(Counter::BusyRejections, "dials").add(1);
+            self.lose(egress);
+            return;
+        }
+        let (this, egress, to) = (self.this.clone(), Arc::clone(egress), to.clone());
+        let _ = self.spawner.spawn(DIALER, move |stop| async move {
+            let _place = place;
+            let Some(node) = this.upgrade() else { return };
+            let deadline = Deadline::after(node.settings().handshake_timeout * 2);
+            let dialled = tokio::select! {
+                biased;
+                dialled = node.peers().session(to.id, &to.addrs, deadline) => dialled,
+                () = stop.requested() => return,
+            };
+            match dialled {
+                // A new one has been entered when it began; an old one may not be known here.
+                Ok(session) if session.takes_events() => {
+                    egress.set_session(&session);
+                    session.ring();
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(peer = ?to.id, %error, "a peer that something waited for is not reached");
+                    node.lose(&egress);
+                }
+            }
+        });
+    }
+
+    /// A peer did what it should not.
+    pub(crate) fn on_offence(&self, peer: NodeId, offence: Offence) {
+        self.metrics.tally(OFFENCES, offence_name(offence)).add(1);
+        let now = self.since();
+        let banned = self.scores.lock().on_offence(peer, offence, now);
+        let Some(until) = banned else { return };
+        self.metrics.tally(BANS, "").add(1);
+        self.events.publish(Event::Banned { peer, span: until.saturating_sub(now) });
+        for engine in &self.engines {
+            drop(engine.local.try_push(Command::Ban(peer, until)));
+        }
+        if let Some(session) = self.peers().get(peer) {
+            session.close();
+        }
+        if let Some(egress) = self.egress(&peer) {
+            self.lose(&egress);
+        }
+    }
+
+    /// Whether a peer is banned.
+    pub(crate) fn is_banned(&self, peer: &NodeId) -> bool {
+        self.scores.lock().banned_until(peer, self.since()).is_some()
+    }
+
+    /// What a peer's offences weigh now.
+    pub(crate) fn points(&self, peer: &NodeId) -> f64 {
+        let now = self.since();
+        self.scores.lock().points(peer, now)
+    }
+
+    /// A neighbour more or less, on some topic.
+    pub(crate) fn count_neighbours(&self, is_more: bool) {
+        let before = if is_more {
+            self.neighbours.fetch_add(1, Ordering::Relaxed) + 1
+        } else {
+            self.neighbours.fetch_sub(1, Ordering::Relaxed) - 1
+        };
+        self.metrics.gauge(NEIGHBOURS).set(before as f64);
+    }
+
+    /// Says how much waits, for who asks the metrics.
+    pub(crate) fn measure(&self) {
+        self.metrics.gauge(EGRESS_BYTES).set(self.egress.bytes() as f64);
+    }
+
+    /// Encodes a word once for all who get it.
+    pub(crate) fn parcel(&self, topic: &TopicId, word: &Word, settings: &Settings) -> Parcel {
+        Parcel::new(topic, word, settings, &self.pieces)
+    }
+}
+
+/// A dial under way.
+struct DialPlace(Weak<Node>);
+
+impl Drop for DialPlace {
+    fn drop(&mut self) {
+        if let Some(node) = self.0.upgrade() {
+            node.dials.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,266 @@
+//! The knobs of a node.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use ron_core::{
+    Capacity, ConfigError,
+    net::{
+        oap::FRAME_BYTES_MAX,
+        rpc::{PeersSettings, RpcSettings},
+    },
+};
+
+use crate::logic::{gossip::GossipSettings, parts::PartsSettings, score::ScoreSettings, wire::PAYLOAD_MAX};
+
+/// The least and the most that one frame may carry.
+const CHUNK_BYTES_MIN: usize = 1 << 10;
+const CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// What one peer may take of us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerSettings {
+    /// Words a second that are taken from one peer, and as many at once after a quiet second. More are refused, told to
+    /// the peer, and count against it. Default 20 000; lower it where peers are strangers and messages few.
+    pub max_rps: u32,
+    /// Frames that may wait for one peer, of each class: control, gossip, bulk. Default 512.
+    pub inflight_frames: usize,
+    /// Bytes that may wait for one peer. Default 32 MiB: the largest message must fit.
+    pub egress_bytes: usize,
+    /// Topics on which one peer may be our neighbour. Default 64; more are refused, and count against it.
+    pub topics_max: usize,
+    /// Requests that one peer may have at work here. Default 128.
+    pub requests_max: u32,
+}
+
+impl Default for PeerSettings {
+    fn default() -> Self {
+        PeerSettings {
+            max_rps: 20_000,
+            inflight_frames: 512,
+            egress_bytes: 32 << 20,
+            topics_max: 64,
+            requests_max: 128,
+        }
+    }
+}
+
+/// The knobs of a node. Builder methods set them; [`Overlay::reload`](crate::Overlay::reload) changes those that can
+/// change while it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// What one peer may take of us. `max_rps`, `inflight_frames` and `topics_max` can change while running.
+    pub peer: PeerSettings,
+    /// Views, trees and repair of every topic. `relay_fanout` and `burst_budget_frames` can change while running.
+    pub gossip: GossipSettings,
+    /// What offences cost.
+    pub score: ScoreSettings,
+    /// What unfinished large messages may hold.
+    pub parts: PartsSettings,
+    /// Bytes of the largest message. Default 16 MiB, the most there is.
+    pub message_bytes_max: usize,
+    /// Larger words are cut into pieces of this. Default 64 KiB, the most there is; less lets small words pass a large
+    /// one sooner on a thin line. Can change while running.
+    pub chunk_bytes: usize,
+    /// Bytes of the largest frame that is taken. Default 1 MiB, the most there is.
+    pub max_frame_bytes: usize,
+    /// Tasks among which topics are divided. Default 2.
+    pub engines: NonZeroUsize,
+    /// Tasks that check signatures and ask validators. Default 2: as many as there are cores to spare.
+    pub checkers: NonZeroUsize,
+    /// Words that wait for an engine, control and gossip each. Default 512.
+    pub ingress_lane: usize,
+    /// Messages that wait for a check. Default 512.
+    pub checks_lane: usize,
+    /// How long a validator may take. Then the message is let go; it may come again. Default 1 s. Can change while
+    /// running.
+    pub check_timeout: Duration,
+    /// Events that a slow reader of [`Overlay::events`](crate::Overlay::events) may be behind. Default 1024.
+    pub events_lane: usize,
+    /// Messages that may wait for one subscriber. Default 1024.
+    pub subscription_lane: usize,
+    /// Bytes that may wait for all subscribers. Default 64 MiB.
+    pub subscription_bytes: u64,
+    /// Bytes that may wait for all peers. Default 256 MiB.
+    pub egress_bytes_max: usize,
+    /// Sessions at once. Default 1024.
+    pub max_conns: usize,
+    /// How long a frame that has begun may take to come, or 64 KiB of a large one. Default 5 s.
+    pub read_timeout: Duration,
+    /// How long a peer may take to take what is sent, or 64 KiB of it. Default 5 s. Who takes longer is disconnected.
+    pub write_timeout: Duration,
+    /// A session on which nothing was said for this long is closed. Default 30 s; neighbours say something every
+    /// [`ping_every`](GossipSettings::ping_every), which must be less than half of this.
+    pub idle_timeout: Duration,
+    /// How long HELLO may take on a new link, and a dial in all is given twice that. Default 3 s.
+    pub handshake_timeout: Duration,
+    /// How long a stop may take to leave topics and send what waits. Default 3 s.
+    pub drain_deadline: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let two = const { NonZeroUsize::new(2).expect("not zero") };
+        Settings {
+            peer: PeerSettings::default(),
+            gossip: GossipSettings::default(),
+            score: ScoreSettings::default(),
+            parts: PartsSettings::default(),
+            message_bytes_max: PAYLOAD_MAX,
+            chunk_bytes: CHUNK_BYTES_MAX,
+            max_frame_bytes: FRAME_BYTES_MAX,
+            engines: two,
+            checkers: two,
+            ingress_lane: 512,
+            checks_lane: 512,
+            check_timeout: Duration::from_secs(1),
+            events_lane: 1024,
+            subscription_lane: 1024,
+            subscription_bytes: 64 << 20,
+            egress_bytes_max: 256 << 20,
+            max_conns: 1024,
+            read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(30),
+            handshake_timeout: Duration::from_secs(3),
+            drain_deadline: Duration::from_secs(3),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let Settings { peer, gossip, .. } = self;
+        for (key, items) in [
+            ("ingress_lane", self.ingress_lane),
+            ("checks_lane", self.checks_lane),
+            ("events_lane", self.events_lane),
+            ("subscription_lane", self.subscription_lane),
+            ("peer.inflight_frames", peer.inflight_frames),
+            ("peer.topics_max", peer.topics_max),
+            ("peer.max_rps", peer.max_rps as usize),
+            ("peer.requests_max", peer.requests_max as usize),
+            ("gossip.relay_fanout", gossip.relay_fanout),
+            ("gossip.burst_budget_frames", gossip.burst_budget_frames as usize),
+            ("gossip.view.neighbours", gossip.view.neighbours),
+            ("max_conns", self.max_conns),
+        ] {
+            Capacity::new(key, items)?;
+        }
+        for (key, duration) in [
+            ("read_timeout", self.read_timeout),
+            ("write_timeout", self.write_timeout),
+            ("idle_timeout", self.idle_timeout),
+            ("handshake_timeout", self.handshake_timeout),
+            ("check_timeout", self.check_timeout),
+        ] {
+            if duration.is_zero() {
+                return Err(out_of_range(key, "0 s", "above zero"));
+            }
+        }
+        let chunks = CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX;
+        if !chunks.contains(&self.chunk_bytes) {
+            return Err(out_of_range("chunk_bytes", self.chunk_bytes, "1024..=65536"));
+        }
+        let frames = CHUNK_BYTES_MAX + FRAME_OVERHEAD..=FRAME_BYTES_MAX;
+        if !frames.contains(&self.max_frame_bytes) {
+            return Err(out_of_range("max_frame_bytes", self.max_frame_bytes, "65830..=1048576"));
+        }
+        let messages = 1..=PAYLOAD_MAX;
+        if !messages.contains(&self.message_bytes_max) {
+            return Err(out_of_range("message_bytes_max", self.message_bytes_max, "1..=16777216"));
+        }
+        if peer.egress_bytes < self.message_bytes_max + CHUNK_BYTES_MAX {
+            let allowed = "64 KiB more than message_bytes_max";
+            return Err(out_of_range("peer.egress_bytes", peer.egress_bytes, allowed));
+        }
+        if peer.inflight_frames < self.message_bytes_max.div_ceil(self.part_bytes()) {
+            let allowed = "as many as the largest message has chunks";
+            return Err(out_of_range("peer.inflight_frames", peer.inflight_frames, allowed));
+        }
+        if self.egress_bytes_max < peer.egress_bytes {
+            return Err(out_of_range("egress_bytes_max", self.egress_bytes_max, "peer.egress_bytes or more"));
+        }
+        if self.parts.word_bytes_max < self.message_bytes_max + crate::logic::wire::PUSH_OVERHEAD {
+            let allowed = "512 more than message_bytes_max";
+            return Err(out_of_range("parts.word_bytes_max", self.parts.word_bytes_max, allowed));
+        }
+        if gossip.ping_every * 2 >= self.idle_timeout {
+            let allowed = "less than half of idle_timeout";
+            return Err(out_of_range("gossip.ping_every", format!("{:?}", gossip.ping_every), allowed));
+        }
+        Ok(())
+    }
+
+    /// Bytes of a large word that go into one piece: what is around them has room within a chunk.
+    pub(crate) fn part_bytes(&self) -> usize {
+        self.chunk_bytes - PART_OVERHEAD
+    }
+
+    /// Whether a running node can take `new` in place of these. Named is the first setting that it cannot change: one
+    /// that decided the size of something, or what peers were told, when the node began.
+    pub(crate) fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
+        new.check()?;
+        let fixed_gossip = GossipSettings {
+            relay_fanout: self.gossip.relay_fanout,
+            burst_budget_frames: self.gossip.burst_budget_frames,
+            ..new.gossip
+        };
+        let fixed = [
+            ("gossip", self.gossip == fixed_gossip),
+            ("score", self.score == new.score),
+            ("parts", self.parts == new.parts),
+            ("peer.egress_bytes", self.peer.egress_bytes == new.peer.egress_bytes),
+            ("peer.requests_max", self.peer.requests_max == new.peer.requests_max),
+            ("message_bytes_max", self.message_bytes_max == new.message_bytes_max),
+            ("max_frame_bytes", self.max_frame_bytes == new.max_frame_bytes),
+            ("engines", self.engines == new.engines),
+            ("checkers", self.checkers == new.checkers),
+            ("ingress_lane", self.ingress_lane == new.ingress_lane),
+            ("checks_lane", self.checks_lane == new.checks_lane),
+            ("events_lane", self.events_lane == new.events_lane),
+            ("subscription_lane", self.subscription_lane == new.subscription_lane),
+            ("subscription_bytes", self.subscription_bytes == new.subscription_bytes),
+            ("egress_bytes_max", self.egress_bytes_max == new.egress_bytes_max),
+            ("max_conns", self.max_conns == new.max_conns),
+            ("read_timeout", self.read_timeout == new.read_timeout),
+            ("write_timeout", self.write_timeout == new.write_timeout),
+            ("idle_timeout", self.idle_timeout == new.idle_timeout),
+            ("handshake_timeout", self.handshake_timeout == new.handshake_timeout),
+            ("drain_deadline", self.drain_deadline == new.drain_deadline),
+        ];
+        match fixed.iter().find(|(_, is_same)| !is_same) {
+            Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
+            None => Ok(()),
+        }
+    }
+
+    /// The limits of the sessions.
+    pub(crate) fn peers(&self) -> PeersSettings {
+        PeersSettings {
+            rpc: RpcSettings {
+                inflight_max: self.peer.requests_max,
+                request_bytes_max: u32::try_from(self.max_frame_bytes - FRAME_OVERHEAD).unwrap_or(u32::MAX),
+                hello_timeout: self.handshake_timeout,
+                idle_timeout: self.idle_timeout,
+                read_timeout: self.read_timeout,
+                write_timeout: self.write_timeout,
+                drain: self.drain_deadline,
+                ..RpcSettings::default()
+            },
+            sessions_max: self.max_conns,
+            dial_timeout: self.handshake_timeout * 2,
+            drain: self.drain_deadline,
+            ..PeersSettings::default()
+        }
+    }
+}
+
+/// What a frame has around the body of a request, at most: its header and the head of a request.
+const FRAME_OVERHEAD: usize = 294;
+
+/// What a piece has around its bytes.
+const PART_OVERHEAD: usize = 64;
+
+fn out_of_range(key: &'static str, value: impl ToString, allowed: &'static str) -> ConfigError {
+    ConfigError::OutOfRange { key, value: value.to_string(), allowed }
+}
