@@ -18,19 +18,23 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 6] = [
+const SECTIONS: [Section; 7] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
     ("idle", "memory of many sessions that say nothing", sections::idle::run),
     ("dht", "searches in a network of nodes", sections::dht::run),
     ("gossip", "messages to every node of a network", sections::gossip::run),
+    ("sessions", "many sessions on one node of the overlay", sections::sessions::run),
 ];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--idle-")) {
         return finish(sections::idle::child(role, &arguments[1..]));
+    }
+    if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--sessions-")) {
+        return finish(sections::sessions::child(role, &arguments[1..]));
     }
     if arguments.first().is_some_and(|first| first == "--dht-cell") {
         return finish(sections::dht::cell::child(&arguments[1..]));

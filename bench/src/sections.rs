@@ -6,3 +6,4 @@ pub(crate) mod handshakes;
 pub(crate) mod idle;
 pub(crate) mod link;
 pub(crate) mod pingpong;
+pub(crate) mod sessions;

@@ -4,6 +4,7 @@ pub(crate) mod flood;
 pub(crate) mod gossipsub;
 #[cfg(feature = "iroh")]
 pub(crate) mod iroh;
+pub(crate) mod ron;
 
 use std::{collections::BTreeSet, pin::Pin, sync::Arc};
 
@@ -40,10 +41,10 @@ pub(crate) trait Network: Send + Sync {
     /// Publishes on the topic, and does not wait until it is delivered.
     fn publish(&self, node: usize, message: Bytes) -> Pending<'_, Published>;
 
-    fn counted(&self) -> Counted;
+    fn counted(&self) -> Pending<'_, Outcome<Counted>>;
 
     /// Peers that a node has in the topic, over all nodes.
-    fn neighbours(&self) -> Pending<'_, usize>;
+    fn neighbours(&self) -> Pending<'_, Outcome<usize>>;
 }
 
 /// How a network is to be started.
@@ -85,6 +86,8 @@ const TOPIC: &str = "bench";
 
 /// Their names. The last needs much time to build, and is there with the feature `iroh`.
 pub(crate) const CONTENDERS: &[&str] = &[
+    "ron-signed",
+    "ron-unsigned",
     "gossipsub-signed",
     "gossipsub-anonymous",
     "flood",
@@ -94,6 +97,8 @@ pub(crate) const CONTENDERS: &[&str] = &[
 
 pub(crate) async fn start(name: &str, how: Start) -> Outcome<Arc<dyn Network>> {
     match name {
+        "ron-signed" => ron::start(how, ron::Authors::Signed).await,
+        "ron-unsigned" => ron::start(how, ron::Authors::Claimed).await,
         "gossipsub-signed" => gossipsub::start(how, gossipsub::Authors::Signed).await,
         "gossipsub-anonymous" => gossipsub::start(how, gossipsub::Authors::Anonymous).await,
         "flood" => flood::start(how).await,

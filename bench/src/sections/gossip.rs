@@ -134,6 +134,7 @@ fn tell_over(series: &[Series<Figures>]) {
             ("Missed", "over.missed", 0),
             ("Told of", "over.told", 0),
             ("Last delivery p99 ms", "over.p99", 0),
+            ("Twice", "over.twice", 0),
             ("RMR", "over.rmr", 3),
             ("CPU µs a delivery", "over.cpu", 1),
         ],

@@ -142,12 +142,13 @@ impl Network for Nodes {
         })
     }
 
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> Pending<'_, Outcome<Counted>> {
         let sum = |of: fn(&Node) -> &AtomicU64| self.0.iter().map(|node| of(node).load(Relaxed)).sum();
-        Counted { copies: sum(|node| &node.copies), told: sum(|node| &node.dropped) }
+        let counted = Counted { copies: sum(|node| &node.copies), told: sum(|node| &node.dropped) };
+        Box::pin(std::future::ready(Ok(counted)))
     }
 
-    fn neighbours(&self) -> Pending<'_, usize> {
-        Box::pin(async { self.0.iter().map(|node| node.links().len()).sum() })
+    fn neighbours(&self) -> Pending<'_, Outcome<usize>> {
+        Box::pin(async { Ok(self.0.iter().map(|node| node.links().len()).sum()) })
     }
 }

@@ -162,7 +162,7 @@ impl Network for Nodes {
         })
     }
 
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> Pending<'_, Outcome<Counted>> {
         let copies = |registry: &Registry| {
             let mut told = String::new();
             let _ = text::encode(&mut told, registry);
@@ -170,19 +170,20 @@ impl Network for Nodes {
             lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
         };
         let registries = self.registries.lock().unwrap_or_else(PoisonError::into_inner);
-        Counted { copies: registries.iter().map(copies).sum(), told: self.failed.load(Relaxed) }
+        let counted =
+            Counted { copies: registries.iter().map(copies).sum(), told: self.failed.load(Relaxed) };
+        Box::pin(std::future::ready(Ok(counted)))
     }
 
-    fn neighbours(&self) -> Pending<'_, usize> {
+    fn neighbours(&self) -> Pending<'_, Outcome<usize>> {
         Box::pin(async move {
             let mut total = 0;
             for orders in &self.orders {
                 let (reply, answer) = oneshot::channel();
-                if orders.send(Order::Neighbours(reply)).await.is_ok() {
-                    total += answer.await.unwrap_or(0);
-                }
+                orders.send(Order::Neighbours(reply)).await.map_err(|_| "the node has gone")?;
+                total += answer.await?;
             }
-            total
+            Ok(total)
         })
     }
 }

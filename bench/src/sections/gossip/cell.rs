@@ -92,7 +92,7 @@ async fn measure(name: &str, plan: Plan) -> Outcome<Figures> {
     driver.joined(plan.join_limit()).await?;
     figures.set("joined.seconds", began.elapsed().as_secs_f64());
     tokio::time::sleep(plan.settle()).await;
-    figures.set("neighbours", driver.neighbours().await as f64 / plan.nodes as f64);
+    figures.set("neighbours", driver.neighbours().await? as f64 / plan.nodes as f64);
     figures.set("memory.ready", grown()?);
     let watch = Stopwatch::start();
     tokio::time::sleep(plan.settle()).await;
@@ -177,6 +177,7 @@ fn tell(figures: &mut Figures, when: &str, rung: &Rung) {
     set("refused", (rung.offered - rung.taken) as f64);
     set("missed", rung.missed() as f64);
     set("told", rung.told as f64);
+    set("twice", rung.twice as f64);
 }
 
 /// Messages a second that could be if nodes did nothing but check a signature each: as many threads as cores, and a
