@@ -23,7 +23,7 @@ use self::group::{Group, Shared};
 pub(crate) use self::task::catch_all;
 pub use self::task::{Restart, Task, TaskEnd, TaskOutput};
 pub(crate) use self::task::{catch, catch_panic, drop_catching};
-use crate::{CallError, Deadline, Metrics, Phase, Ready, Stop, Stopped, TaskSpec, permits::Permits};
+use crate::{CallError, Counter, Deadline, Metrics, Phase, Ready, Stop, Stopped, TaskSpec, permits::Permits};
 
 /// A failure that restarting did not mend. The supervisor is unready from then on; the host decides what follows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -367,6 +367,24 @@ impl Spawner {
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, CallError> {
         self.group.blocking(op, deadline, call).await
+    }
+
+    /// Runs a host's code within a task of kind `spec`, and turns its panic into an error: it is counted and logged as the
+    /// task's own, which lives on.
+    ///
+    /// # Errors
+    /// [`CallError::Panicked`] with `op`.
+    pub async fn catching<F: Future>(
+        &self,
+        spec: TaskSpec,
+        op: &'static str,
+        work: F,
+    ) -> Result<F::Output, CallError> {
+        catch_all(work).await.map_err(|panic| {
+            tracing::error!(kind = spec.name, panic, "job panicked");
+            self.group.metrics.tally(Counter::TasksPanicked, spec.name).add(1);
+            CallError::Panicked { op }
+        })
     }
 
     /// The request to stop.

@@ -5,7 +5,7 @@
 
 use std::{fmt, sync::Arc};
 
-use ron_core::{Counter, Deadline, Inbox, LaneSpec, Restart, Stop, TaskSpec, net::BoxFuture};
+use ron_core::{CallError, Counter, Deadline, Inbox, LaneSpec, Restart, Stop, TaskSpec, net::BoxFuture};
 
 use crate::{
     engine::Command,
@@ -103,15 +103,18 @@ async fn judge(node: &Node, job: Job) -> Ruling {
     }
     let Some(validator) = validator else { return Ruling::Accept };
     let deadline = Deadline::after(node.settings().check_timeout);
-    match deadline.limit("validate", validator.check(message)).await {
+    let judged = node.spawner.catching(CHECKER, "validate", async { validator.check(message).await });
+    match deadline.limit("validate", judged).await.and_then(|judged| judged) {
         Ok(Verdict::Accept) => Ruling::Accept,
         Ok(Verdict::Reject) => {
             node.metrics.tally(FRAME_REJECT, "validator").add(1);
             Ruling::Reject
         }
         Ok(Verdict::Ignore) => Ruling::Ignore,
-        Err(_) => {
-            node.metrics.tally(Counter::IoTimeouts, "validate").add(1);
+        Err(error) => {
+            if matches!(error, CallError::Timeout { .. }) {
+                node.metrics.tally(Counter::IoTimeouts, "validate").add(1);
+            }
             Ruling::Shed
         }
     }

@@ -282,6 +282,17 @@ impl Egress {
         frames
     }
 
+    /// Whether something waits that a session will take.
+    pub(crate) fn is_draining(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.lanes.is_empty() && queue.session.as_ref().is_some_and(Session::takes_events)
+    }
+
+    /// Whether messages wait for the peer: it is not told of what it lacks while it is being sent.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.queue.lock().lanes.waiting(Class::Gossip) > 0
+    }
+
     /// Frames that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.lock().lanes.len()

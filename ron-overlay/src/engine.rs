@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Counter, Inbox, LaneSpec, NodeId, Reply, Restart, Stop, TaskSpec, now};
+use ron_core::{Counter, Deadline, Inbox, LaneSpec, NodeId, Reply, Restart, Stop, TaskSpec};
 
 use crate::{
     Event, OverlayError, Receipt, Settings, TopicStatus,
@@ -301,14 +301,16 @@ impl Engine {
         for topic in topics {
             self.leave(topic, now);
         }
-        let until = stop.drain_until().map_or_else(ron_core::now, |until| until.instant());
+        // Ends a little before it would be cut off.
+        let left = stop.drain_until().map_or(Duration::ZERO, Deadline::remaining);
+        let until = Deadline::after(left.mul_f64(0.95));
         let mut pause = Duration::from_micros(200);
-        while self.node.all_egress().iter().any(|egress| egress.waiting() > 0) {
-            if now_is_past(until) {
+        while self.node.all_egress().iter().any(|egress| egress.is_draining()) {
+            if until.has_passed() {
                 tracing::debug!("left without having sent all that waited");
                 return;
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(pause.min(until.remaining())).await;
             pause = (pause * 2).min(Duration::from_millis(20));
         }
     }
@@ -423,6 +425,12 @@ fn send(
 ) {
     let overflow = topic.options.overflow();
     let Word::Push(pushed) = word else {
+        // It would fetch what waits for it already.
+        let is_early = matches!(word, Word::Digest(_))
+            && node.egress(&to.id).is_some_and(|egress| egress.has_messages());
+        if is_early {
+            return;
+        }
         let parcel = node.parcel(&id, word, settings);
         let _ = node.send(to, word.class(), id, &parcel, overflow);
         return;
@@ -477,8 +485,4 @@ impl Topic {
             counts: self.gossip.counts(),
         }
     }
-}
-
-fn now_is_past(at: tokio::time::Instant) -> bool {
-    now() >= at
 }

@@ -300,11 +300,15 @@ struct Budget {
 /// A message that waits for a verdict.
 #[derive(Debug)]
 struct Unchecked {
+    since: Duration,
     from: NodeId,
     pushed: Pushed,
     /// Others that have sent or announced it meanwhile.
     holders: Vec<NodeId>,
 }
+
+/// A verdict that has not come after this will not.
+const VERDICT_LOST: Duration = Duration::from_secs(60);
 
 /// Peers that others than neighbours' budgets are remembered of.
 const BUDGETS_MAX: usize = 256;

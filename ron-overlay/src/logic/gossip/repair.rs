@@ -9,7 +9,7 @@ use super::{
         message::MessageId,
         publishers::{Serial, Summary},
     },
-    DIGEST_FOR, FETCH_MAX, Gossip, IDS_MAX, Offence, Pushed, SUMMARIES_MAX, Word,
+    DIGEST_FOR, FETCH_MAX, Gossip, IDS_MAX, Offence, Pushed, SUMMARIES_MAX, VERDICT_LOST, Word,
 };
 
 /// Sources of a missing message that are remembered.
@@ -184,6 +184,9 @@ impl Gossip {
     pub(super) fn digest(&mut self, now: Duration) {
         self.digest_at = now + self.settings.digest_every.mul_f64(0.75 + self.rng.f64() / 2.0);
         self.store.expire(now);
+        let waiting = self.unchecked.len();
+        self.unchecked.retain(|_, unchecked| unchecked.since + VERDICT_LOST > now);
+        self.counts.unchecked_shed += (waiting - self.unchecked.len()) as u64;
         if self.last_message.is_none_or(|at| at + DIGEST_FOR < now) {
             return;
         }

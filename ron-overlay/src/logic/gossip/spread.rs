@@ -52,13 +52,13 @@ impl Gossip {
             return;
         }
         let message = pushed.message.clone();
-        self.unchecked.insert(id, Unchecked { from, pushed, holders: Vec::new() });
+        self.unchecked.insert(id, Unchecked { since: now, from, pushed, holders: Vec::new() });
         self.outputs.push_back(Output::Check { from, message });
     }
 
     /// The host has looked at a message.
     pub fn on_verdict(&mut self, id: &MessageId, verdict: Verdict, now: Duration) {
-        let Some(Unchecked { from, pushed, holders }) = self.unchecked.remove(id) else { return };
+        let Some(Unchecked { from, pushed, holders, .. }) = self.unchecked.remove(id) else { return };
         match verdict {
             Verdict::Accept => self.accept(from, pushed, &holders, now),
             Verdict::Ignore => {

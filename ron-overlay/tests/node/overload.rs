@@ -1,0 +1,215 @@
+//! More than a subscriber, a link or an engine can take: it is said early, counted on both sides, and nobody else suffers.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ron_core::{Deadline, now, sim::Line};
+use ron_overlay::{Delivery, Event, Overflow, OverlayError, PeerSettings, Settings};
+
+use super::world::{Member, SECOND, World, ip, ms, soon, stop};
+
+/// A line that takes a tenth of what is published over it.
+fn thin() -> Line {
+    Line { bandwidth: Some(100_000), ..Line::default() }
+}
+
+/// Publishes as fast as it may for so long, and says what was accepted and how often it was refused.
+async fn flood(member: &Member, payload: usize, time: Duration) -> (u64, u64) {
+    let (until, mut accepted, mut refused) = (now() + time, 0, 0);
+    while now() < until {
+        match member.topic.publish(vec![0; payload], soon()).await {
+            Ok(_) => accepted += 1,
+            Err(OverlayError::Busy { what: "egress", retry_after }) => {
+                assert!((ms(5)..=SECOND).contains(&retry_after), "{retry_after:?}");
+                refused += 1;
+                tokio::time::sleep(retry_after).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(ms(1)).await;
+    }
+    (accepted, refused)
+}
+
+/// Every message that was accepted is delivered: who publishes is slowed down to the line, and nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn a_saturated_link_makes_publishers_busy_and_loses_nothing() {
+    let world = World::new(1);
+    let settings = Settings {
+        peer: PeerSettings { inflight_frames: 300, ..PeerSettings::default() },
+        subscription_lane: 10_000,
+        ..Settings::default()
+    };
+    let mut members = world.swarm(2, &settings).await;
+    world.net.set_line(ip(1), ip(2), thin());
+    let (accepted, refused) = flood(&members[0], 1000, 20 * SECOND).await;
+    assert!(refused > 10 && accepted > 1000, "{accepted} accepted, {refused} refused");
+    assert!(accepted < 3000, "{accepted} at a hundred a second, and what waits");
+    let waiting = members[0].node.overlay.peers()[0].waiting;
+    assert!(waiting <= 310, "{waiting} wait");
+    assert_eq!(members[1].hear(10 * SECOND).await.len() as u64, accepted);
+    let one = &members[0].node;
+    assert_eq!(one.count("busy_rejections_total{endpoint=\"egress\"}"), refused);
+    assert_eq!(one.count("backpressure_events_total{peer=\"neighbour\"}"), refused);
+    assert_eq!(one.count("queue_dropped_total{queue=\"egress\"}"), 0);
+    stop(members.into_iter().map(|member| member.node)).await;
+}
+
+/// With the other policy nobody is refused: the oldest make room, both ends count them, and what was shed is fetched again
+/// or told as missing.
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_sheds_says_what_it_shed_on_both_sides() {
+    let world = World::new(2);
+    let settings = Settings {
+        peer: PeerSettings { inflight_frames: 300, ..PeerSettings::default() },
+        ..Settings::default()
+    };
+    let (one, two) = (world.node(1, settings.clone()).await, world.node(2, settings).await);
+    let shedding =
+        |node: &super::world::Node| node.overlay.topic("test").unsigned().overflow(Overflow::ShedOldest);
+    let here = shedding(&one).join([], soon()).await.unwrap();
+    let there = shedding(&two).join([one.overlay.contact()], soon()).await.unwrap();
+    let mut heard = there.subscribe_with(10_000, soon()).await.unwrap();
+    here.joined(soon()).await.unwrap();
+    there.joined(soon()).await.unwrap();
+    let mut events = two.overlay.events();
+    world.net.set_line(ip(1), ip(2), thin());
+    let published = 2000;
+    for number in 0..published {
+        here.publish(vec![number as u8; 1000], soon()).await.unwrap();
+        tokio::time::sleep(ms(2)).await;
+    }
+    // Then the line is good again, and what was shed can be had, as far as it is still kept.
+    tokio::time::sleep(5 * SECOND).await;
+    world.net.set_line(ip(1), ip(2), Line::default());
+    here.publish("last", soon()).await.unwrap();
+    let (mut delivered, mut gaps) = (0, 0);
+    while let Ok(Some(delivery)) = tokio::time::timeout(30 * SECOND, heard.recv()).await {
+        match delivery {
+            Delivery::Message { .. } => delivered += 1,
+            Delivery::Gap(gap) => gaps += gap.seqs.end() + 1 - gap.seqs.start(),
+            other => panic!("{other:?}"),
+        }
+    }
+    let (shed, told) =
+        (one.count("shed_words_total{side=\"unsent\"}"), two.count("shed_words_total{side=\"told\"}"));
+    println!("{published} published, {delivered} delivered, {gaps} gaps, {shed} shed, {told} told");
+    assert!(shed > 500, "{shed} were shed");
+    assert_eq!(told, shed, "the receiver knows of every one");
+    assert_eq!(one.count("queue_dropped_total{queue=\"egress\"}"), shed);
+    // A gap that was told may have been filled later, so it is at least and not exactly what is missing.
+    assert!(delivered + gaps >= published + 1, "{delivered} + {gaps}");
+    assert!(delivered <= published + 1);
+    let mut of_events = 0;
+    while let Some(event) = events.try_recv() {
+        if let ron_core::Event::Item(Event::PeerShed { unsent, .. }) = event {
+            of_events += unsent;
+        }
+    }
+    assert_eq!(of_events, shed);
+    stop([one, two]).await;
+}
+
+/// One subscriber does not read and one link takes next to nothing. Others hear everything as fast as before, and nothing
+/// grows.
+#[tokio::test(start_paused = true)]
+async fn a_stuck_subscriber_and_a_stuck_link_harm_nobody_else() {
+    let world = World::new(3);
+    let mut members = world.swarm(12, &Settings::default()).await;
+    let mut slowest = BTreeMap::new();
+    for is_quiet in [true, false] {
+        let stuck = members[4].topic.subscribe_with(16, soon()).await.unwrap();
+        if !is_quiet {
+            // A few bytes a second to and from one node: every link to it is saturated.
+            for other in (1..=12).filter(|other| *other != 3) {
+                let line = Line { bandwidth: Some(500), ..Line::default() };
+                world.net.set_line(ip(other), ip(3), line);
+            }
+        }
+        let mut latest = Vec::new();
+        for round in 0..60_u64 {
+            let before = now();
+            let publisher = usize::try_from(round % 2).unwrap() * 7;
+            let by = Deadline::after(10 * SECOND);
+            members[publisher].topic.publish_when_free(vec![1; 2000], by).await.unwrap();
+            for (number, member) in members.iter_mut().enumerate() {
+                if number == publisher || number == 2 {
+                    continue;
+                }
+                let message = member.heard.next().await.unwrap().unwrap();
+                assert_eq!(message.payload().len(), 2000);
+            }
+            latest.push(now() - before);
+        }
+        latest.sort();
+        slowest.insert(is_quiet, latest[latest.len() * 99 / 100]);
+        drop(stuck);
+    }
+    println!("slowest of the others' p99: {slowest:?}");
+    assert!(slowest[&false] <= slowest[&true] * 2 + ms(200), "{slowest:?}");
+    assert_eq!(members[4].node.count("subscriber_missed_total"), 120 - 2 * 16);
+    for member in &members {
+        assert!(member.node.overlay.peers().iter().all(|peer| peer.waiting <= 3 * 512));
+    }
+    for member in members {
+        member.node.host.shutdown().await;
+    }
+}
+
+/// An engine that is behind refuses, counts and tells the sender, which pauses.
+#[tokio::test(start_paused = true)]
+async fn a_full_ingress_is_told_to_the_sender() {
+    let world = World::new(4);
+    let small = Settings { ingress_lane: 40, ..Settings::default() };
+    let one = Member::join(world.node(1, Settings::default()).await, [], false).await;
+    let two = Member::join(world.node(2, small).await, [one.node.overlay.contact()], false).await;
+    let mut two = two;
+    one.topic.joined(soon()).await.unwrap();
+    two.topic.joined(soon()).await.unwrap();
+    // All of these come in one read, before the engine has its turn.
+    for number in 0..100_u8 {
+        one.topic.publish(vec![number], soon()).await.unwrap();
+    }
+    tokio::time::sleep(SECOND).await;
+    let refused = two.node.count("busy_rejections_total{endpoint=\"gossip_ingress\"}");
+    assert!(refused > 0);
+    assert_eq!(two.node.count("shed_words_total{side=\"refused\"}"), refused);
+    assert_eq!(one.node.count("shed_words_total{side=\"told\"}"), refused);
+    // What was refused is fetched later.
+    assert_eq!(two.hear(10 * SECOND).await.len(), 100);
+    stop([one.node, two.node]).await;
+}
+
+/// What waits for all peers has a bound in bytes.
+#[tokio::test(start_paused = true)]
+async fn bytes_that_wait_are_bounded_for_one_and_for_all() {
+    let world = World::new(5);
+    let settings = Settings {
+        message_bytes_max: 1 << 20,
+        peer: PeerSettings { egress_bytes: 2 << 20, ..PeerSettings::default() },
+        egress_bytes_max: 3 << 20,
+        write_timeout: 60 * SECOND,
+        ..Settings::default()
+    };
+    let members = world.swarm(4, &settings).await;
+    for other in 2..=4 {
+        world.net.set_line(ip(1), ip(other), Line { bandwidth: Some(10_000), ..Line::default() });
+    }
+    let mut accepted = 0;
+    let busy = loop {
+        match members[0].topic.publish(vec![0; 500_000], soon()).await {
+            Ok(_) => accepted += 1,
+            Err(error) => break error,
+        }
+        assert!(accepted < 100);
+        tokio::time::sleep(ms(1)).await;
+    };
+    assert!(matches!(busy, OverlayError::Busy { what: "egress", .. }), "{busy:?}");
+    let waiting: usize = members[0].node.overlay.peers().iter().map(|peer| peer.waiting_bytes).sum();
+    assert!(waiting <= 3 << 20, "{waiting} bytes wait");
+    tokio::time::sleep(2 * SECOND).await;
+    assert!(members[0].node.count("egress_bytes") <= 3 << 20);
+    assert!(members[0].node.count("egress_bytes") > 0);
+    for member in members {
+        member.node.host.shutdown().await;
+    }
+}
