@@ -15,6 +15,7 @@ use ron_core::{
     },
 };
 use ron_dht::Dht;
+use ron_overlay::Overlay;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -40,6 +41,7 @@ fn declared() -> Inventory {
         .with(net::inventory())
         .with(rpc::inventory())
         .with(ron_dht::inventory())
+        .with(ron_overlay::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -129,6 +131,14 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
     dht.joined(deadline).await.expect("its peer is there");
     drop(dht.find_providers(ContentId::of(b"anything"), NonZeroUsize::MIN, deadline).expect("it has a peer"));
+
+    // The queues of a peer come with it, and the lane of a subscriber too.
+    let peer = Overlay::builder().start(&far, &elsewhere).await.expect("the first on this endpoint");
+    let overlay = Overlay::builder().start(&dialler, &host).await.expect("the first on this endpoint");
+    let _ = peer.topic("news").join([], deadline).await.expect("it runs");
+    let topic = overlay.topic("news").join([peer.contact()], deadline).await.expect("it runs");
+    let _heard = topic.subscribe(deadline).await.expect("joined");
+    topic.joined(deadline).await.expect("its peer is there");
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

@@ -256,6 +256,13 @@ impl Egress {
         queue.session.take_if(|held| held.is_same(session)).is_some()
     }
 
+    /// The peer was not reached. Says whether it has no session from elsewhere either.
+    pub(crate) fn give_up_dial(&self) -> bool {
+        let mut queue = self.queue.lock();
+        queue.is_dialling = false;
+        queue.session.is_none()
+    }
+
     /// Whether there is neither a session nor anybody who looks for one.
     pub(crate) fn is_orphan(&self) -> bool {
         let queue = self.queue.lock();

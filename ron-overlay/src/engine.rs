@@ -158,6 +158,9 @@ impl Engine {
             self.perform(now);
             if taken > 0 {
                 tokio::task::consume_budget().await;
+                if stop.is_requested() {
+                    break;
+                }
                 continue;
             }
             let wakes_at = self.wakes.first().map_or(Duration::MAX, |(at, _)| *at);

@@ -3,14 +3,14 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, ConfigError, Deadline, Feed, Lane, LaneSpec, MemoryBudget, Metrics, NodeId, Ratio,
-    ReadyGate, ReadyStatus, Stopped, Subscriber, Supervisor,
+    Affects, Capacity, ConfigError, Deadline, Depth as _, Feed, Lane, LaneSpec, MemoryBudget, Metrics,
+    NodeId, Ratio, ReadyGate, ReadyStatus, Stopped, Subscriber, Supervisor,
     net::{
         Endpoint,
         rpc::{Chunks, Handling, Method, Peers, Protocol, Request, Side},
@@ -20,6 +20,7 @@ use ron_core::{
 use crate::{
     Contact, OverlayError, PeerSource, PeerStatus, Settings, TopicBuilder, TopicStatus,
     checks::{CHECKER, CHECKS, check_all},
+    egress::EGRESS,
     engine::{CONTROL, Command, ENGINE, Engine, INGRESS, Inboxes, LOCAL},
     logic::message::TopicId,
     node::{EVENTS, EngineLanes, Node, NodeParts, UnixClock},
@@ -88,6 +89,18 @@ pub enum Event {
         /// For how long it is banned.
         span: Duration,
     },
+}
+
+/// How full a queue is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueStatus {
+    /// Its name, as in `queue_depth{queue}`.
+    pub name: &'static str,
+    /// What waits, over all queues of that name.
+    pub depth: usize,
+    /// What they take at most.
+    pub capacity: usize,
 }
 
 /// How a node is made. See [`Overlay::builder`].
@@ -216,6 +229,10 @@ fn open_lanes(settings: &Settings, metrics: &Metrics) -> Result<(EngineLanes, In
     let (gossip, gossip_inbox) = Lane::open(sized(INGRESS, "ingress_lane", size)?, metrics);
     let inboxes = Inboxes { local: local_inbox, control: control_inbox, gossip: gossip_inbox };
     Ok((EngineLanes { local, control, gossip }, inboxes))
+}
+
+fn measured<T>(lane: &Lane<T>) -> (usize, usize) {
+    (lane.depth(), lane.spec().capacity)
 }
 
 fn sized(spec: LaneSpec, key: &'static str, items: usize) -> Result<LaneSpec, ConfigError> {
@@ -366,6 +383,30 @@ impl Overlay {
         }
         topics.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(topics)
+    }
+
+    /// How full the queues are.
+    #[must_use]
+    pub fn queues(&self) -> Vec<QueueStatus> {
+        let (node, egress) = (&self.node, self.node.all_egress());
+        let of = |name, each: &mut dyn Iterator<Item = (usize, usize)>| {
+            let (depth, capacity) = each.fold((0, 0), |sum, queue| (sum.0 + queue.0, sum.1 + queue.1));
+            QueueStatus { name, depth, capacity }
+        };
+        let engines = || node.engines.iter();
+        vec![
+            of(LOCAL.name, &mut engines().map(|lanes| measured(&lanes.local))),
+            of(CONTROL.name, &mut engines().map(|lanes| measured(&lanes.control))),
+            of(INGRESS.name, &mut engines().map(|lanes| measured(&lanes.gossip))),
+            of(CHECKS.name, &mut std::iter::once(measured(&node.checks))),
+            of(EGRESS.name, &mut egress.iter().map(|egress| (egress.depth(), egress.capacity()))),
+        ]
+    }
+
+    /// Neighbours, summed over topics.
+    #[must_use]
+    pub fn neighbours(&self) -> usize {
+        self.node.neighbours.load(Ordering::Relaxed)
     }
 
     /// Who this node is.

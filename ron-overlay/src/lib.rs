@@ -74,6 +74,8 @@ mod egress;
 mod engine;
 mod error;
 mod handle;
+#[cfg(feature = "http")]
+pub mod http;
 // Public for the fuzz targets and the simulation, and no part of the interface: what hosts see is exported below.
 #[doc(hidden)]
 pub mod logic;
@@ -89,7 +91,7 @@ mod topic;
 
 pub use checks::{Validator, Verdict};
 pub use error::OverlayError;
-pub use handle::{ALPN, Builder, Event, Overlay};
+pub use handle::{ALPN, Builder, Event, Overlay, QueueStatus};
 pub use logic::{
     contact::{Contact, ContactError},
     gossip::{Counts, GossipSettings},

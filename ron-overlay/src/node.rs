@@ -274,10 +274,13 @@ impl Node {
                     egress.set_session(&session);
                     session.ring();
                 }
-                Ok(_) => {}
+                Ok(_) => drop(egress.give_up_dial()),
                 Err(error) => {
                     tracing::debug!(peer = ?to.id, %error, "a peer that something waited for is not reached");
-                    node.lose(&egress);
+                    // It may have come to us meanwhile.
+                    if egress.give_up_dial() {
+                        node.lose(&egress);
+                    }
                 }
             }
         });

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod hostile;
+mod outbox;
 mod rights;
 mod vanished;
 

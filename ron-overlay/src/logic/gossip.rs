@@ -288,6 +288,8 @@ struct Link {
     rtt: Option<Duration>,
     /// What it is to be told, by tree.
     announce: Vec<(NodeId, MessageId)>,
+    /// Messages that are missing and that it was the first to announce.
+    wanted: usize,
 }
 
 /// What a peer may still be sent because it asked.
@@ -519,7 +521,8 @@ impl Gossip {
                     self.outputs.push_back(Output::Send { to, word: Word::View(message) });
                 }
                 ViewOutput::Up(peer) => {
-                    let link = Link { heard_at: now, pinged: None, rtt: None, announce: Vec::new() };
+                    let link =
+                        Link { heard_at: now, pinged: None, rtt: None, announce: Vec::new(), wanted: 0 };
                     self.links.insert(peer, link);
                     self.trees.on_link_up(peer, now);
                     self.ping_one(peer, now);

@@ -44,9 +44,15 @@ pub struct Scores {
 #[derive(Debug, Clone, Copy)]
 struct Score {
     points: f64,
+    /// When being late last counted.
+    late_at: Option<Duration>,
     at: Duration,
     banned_until: Option<Duration>,
 }
+
+/// Being late counts at most this often: when everybody is overloaded, everybody is late a thousand times, and to ban
+/// everybody would be the end of the topic.
+const LATE_EVERY: Duration = Duration::from_secs(1);
 
 /// What an offence weighs: checks of signatures that came to nothing cost most.
 const fn weight(offence: Offence) -> f64 {
@@ -67,13 +73,20 @@ impl Scores {
 
     /// A peer did what it should not. Returns until when it is banned, if this was too much.
     pub fn on_offence(&mut self, peer: NodeId, offence: Offence, now: Duration) -> Option<Duration> {
+        let mut late_at = self.peers.get(&peer).and_then(|score| score.late_at);
+        if offence == Offence::Late {
+            if late_at.is_some_and(|at| now < at + LATE_EVERY) {
+                return None;
+            }
+            late_at = Some(now);
+        }
         let points = self.points(&peer, now) + weight(offence);
         let banned_until = self.banned_until(&peer, now);
         let is_too_much = points >= self.settings.ban_at && banned_until.is_none();
         let until = is_too_much.then(|| now + self.settings.ban_for);
         // A ban is paid with the points, or its end would be the beginning of the next.
         let points = if is_too_much { 0.0 } else { points };
-        self.peers.insert(peer, Score { points, at: now, banned_until: until.or(banned_until) });
+        self.peers.insert(peer, Score { points, late_at, at: now, banned_until: until.or(banned_until) });
         if self.peers.len() > self.settings.peers {
             let half_life = self.settings.half_life;
             let best = self.peers.iter().min_by(|(_, one), (_, other)| {
@@ -135,11 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_forgiven() {
+    fn a_bad_line_is_forgiven_and_so_is_a_node_with_too_much_to_do() {
         let mut scores = Scores::new(ScoreSettings::default());
         for second in 0..3600 {
-            assert_eq!(scores.on_offence(peer(1), Offence::Late, secs(second)), None, "second {second}");
+            for _ in 0..100 {
+                assert_eq!(scores.on_offence(peer(1), Offence::Late, secs(second)), None, "second {second}");
+            }
         }
+        assert!(scores.points(&peer(1), secs(3600)) > 10.0, "and still it is worth less than others");
     }
 
     #[test]

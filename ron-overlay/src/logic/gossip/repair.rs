@@ -1,6 +1,6 @@
 //! What should be here and is not: announcements that nothing followed, and digests of what others have.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use ron_core::NodeId;
 
@@ -15,6 +15,9 @@ use super::{
 /// Sources of a missing message that are remembered.
 const SOURCES_MAX: usize = 4;
 
+/// Each neighbour may fill one in so many of what may be missing: as many as there are neighbours at most.
+const MISSING_SHARES: usize = 8;
+
 /// Messages whose late copies we still learn from.
 const RECOVERED_MAX: usize = 256;
 
@@ -28,6 +31,8 @@ const SPARE_ONE_IN: usize = 4;
 #[derive(Debug)]
 pub(super) struct Missing {
     tree: NodeId,
+    /// Who announced it first.
+    by: NodeId,
     heard_at: Duration,
     due: Duration,
     sources: Vec<NodeId>,
@@ -77,12 +82,16 @@ impl Gossip {
                 }
                 continue;
             }
-            if self.missing.len() >= self.settings.missing_max {
-                self.offend(from, Offence::Spam);
+            // One that announces what there is not takes its own share of the room, and nobody else's.
+            let Some(link) = self.links.get_mut(&from) else { return };
+            let share = self.settings.missing_max / MISSING_SHARES;
+            if link.wanted >= share.max(1) || self.missing.len() >= self.settings.missing_max {
                 return;
             }
+            link.wanted += 1;
             let due = now + self.lag.wait(self.settings.want_after);
-            self.missing.insert(id, Missing { tree, heard_at: now, due, sources: vec![from], asked: None });
+            let missing = Missing { tree, by: from, heard_at: now, due, sources: vec![from], asked: None };
+            self.missing.insert(id, missing);
             self.due.insert((due, id));
         }
     }
@@ -90,14 +99,18 @@ impl Gossip {
     pub(super) fn forget_missing(&mut self, id: &MessageId) -> Option<Missing> {
         let missing = self.missing.remove(id)?;
         self.due.remove(&(missing.due, *id));
+        if let Some(link) = self.links.get_mut(&missing.by) {
+            link.wanted = link.wanted.saturating_sub(1);
+        }
         Some(missing)
     }
 
     /// Asks for what did not come, each from the nearest of those who announced it.
     pub(super) fn ask_for_missing(&mut self, now: Duration) {
+        let mut wants: BTreeMap<NodeId, Vec<MessageId>> = BTreeMap::new();
         while let Some((at, id)) = self.due.first().copied() {
             if at > now {
-                return;
+                break;
             }
             self.due.remove(&(at, id));
             let Some(missing) = self.missing.get_mut(&id) else { continue };
@@ -108,7 +121,7 @@ impl Gossip {
             let nearest = missing.sources.iter().enumerate().min_by_key(|(_, source)| near(source));
             let (Some((place, source)), false) = (nearest, is_unchecked) else {
                 // Nobody left to ask. A digest will find it, or another announcement.
-                self.missing.remove(&id);
+                self.forget_missing(&id);
                 broken.into_iter().for_each(|peer| self.offend(peer, Offence::Late));
                 continue;
             };
@@ -117,7 +130,10 @@ impl Gossip {
             (missing.asked, missing.due) = (Some(source), due);
             self.due.insert((due, id));
             broken.into_iter().for_each(|peer| self.offend(peer, Offence::Late));
-            self.send(source, Word::Want(vec![id]));
+            wants.entry(source).or_default().push(id);
+        }
+        for (source, ids) in wants {
+            ids.chunks(IDS_MAX).for_each(|ids| self.send(source, Word::Want(ids.to_vec())));
         }
     }
 
