@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{SinkExt as _, StreamExt as _};
+use futures_util::{SinkExt, StreamExt as _};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
