@@ -83,7 +83,7 @@ pub(crate) async fn check_all(node: Arc<Node>, inbox: Inbox<Job>, _stop: Stop) {
         let ruling = judge(&node, job).await;
         let deadline = Deadline::after(node.settings().drain_deadline);
         let command = Command::Verdict { topic, id, ruling };
-        if node.engine_of(&topic).local.push(command, deadline).await.is_err() && inbox.depth() == 0 {
+        if node.engine_of(&topic).tell_by(command, deadline).await.is_err() && inbox.depth() == 0 {
             // The engine has ended, and with it the topic.
             continue;
         }

@@ -48,6 +48,9 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// A peer that refused what we sent is not published to for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
+/// The pace of a peer is looked at after so many frames.
+const RATE_FRAMES: usize = 64;
+
 /// Topics of which a peer is told what was shed, between two frames. What is beyond it is counted and not told.
 const SHED_TOPICS_MAX: usize = 256;
 
@@ -431,8 +434,7 @@ impl Queue {
         Duration::from_secs_f64((half / self.per_second).min(1.0)).clamp(RETRY_MIN, RETRY_MAX)
     }
 
-    fn on_taken(&mut self, frames: usize, now: Duration) {
-        self.taken += frames;
+    fn on_taken(&mut self, now: Duration) {
         let time = now.saturating_sub(self.taken_since);
         if time >= RETRY_MAX / 10 {
             let latest = self.taken as f64 / time.as_secs_f64();
@@ -474,8 +476,9 @@ impl Outbox for Taking {
             frames += 1;
             goes_on = take(frame.payload);
         }
-        if frames > 0 {
-            queue.on_taken(frames, (self.since)());
+        queue.taken += frames;
+        if queue.taken >= RATE_FRAMES {
+            queue.on_taken((self.since)());
         }
         drop(queue);
         egress.shared.give_back(bytes);

@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{Counter, Deadline, Inbox, LaneSpec, NodeId, Reply, Restart, Stop, TaskSpec};
+use tokio::sync::Notify;
 
 use crate::{
     Event, OverlayError, Receipt, Settings, TopicStatus,
@@ -94,6 +95,8 @@ pub(crate) struct Inboxes {
     pub(crate) local: Inbox<Command>,
     pub(crate) control: Inbox<Incoming>,
     pub(crate) gossip: Inbox<Incoming>,
+    /// Rung when something was put into one of them.
+    pub(crate) bell: Arc<Notify>,
 }
 
 struct Topic {
@@ -133,13 +136,16 @@ impl Engine {
     }
 
     pub(crate) async fn run(mut self, inboxes: Inboxes, stop: Stop) {
-        let Inboxes { local, control, gossip } = inboxes;
+        let Inboxes { local, control, gossip, bell } = inboxes;
+        // One bell for all lanes and for the stop: to wait on each of them would cost more than most words do.
+        let ringing = Arc::clone(&bell);
+        let _on_stop = stop.on_request(move || ringing.notify_one());
         let mut sleep = pin!(tokio::time::sleep(Duration::MAX));
         let mut armed = Duration::MAX;
-        loop {
+        while !stop.is_requested() {
             let now = self.node.since();
             let mut taken = 0;
-            for _ in 0..BATCH {
+            while taken < BATCH && local.depth() > 0 {
                 let Some(command) = local.try_recv() else { break };
                 self.on_command(command, now);
                 taken += 1;
@@ -158,9 +164,6 @@ impl Engine {
             self.perform(now);
             if taken > 0 {
                 tokio::task::consume_budget().await;
-                if stop.is_requested() {
-                    break;
-                }
                 continue;
             }
             let wakes_at = self.wakes.first().map_or(Duration::MAX, |(at, _)| *at);
@@ -171,13 +174,7 @@ impl Engine {
             }
             tokio::select! {
                 biased;
-                () = stop.requested() => break,
-                command = local.recv() => match command {
-                    Some(command) => self.on_command(command, self.node.since()),
-                    None => break,
-                },
-                Some(word) = control.recv() => self.on_word(word, self.node.since()),
-                Some(word) = gossip.recv() => self.on_word(word, self.node.since()),
+                () = bell.notified() => {}
                 () = sleep.as_mut() => armed = Duration::ZERO,
             }
         }

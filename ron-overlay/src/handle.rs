@@ -17,6 +17,8 @@ use ron_core::{
     },
 };
 
+use tokio::sync::Notify;
+
 use crate::{
     Contact, OverlayError, PeerSource, PeerStatus, Settings, TopicBuilder, TopicStatus,
     checks::{CHECKER, CHECKS, check_all},
@@ -227,8 +229,10 @@ fn open_lanes(settings: &Settings, metrics: &Metrics) -> Result<(EngineLanes, In
     let (local, local_inbox) = Lane::open(LOCAL, metrics);
     let (control, control_inbox) = Lane::open(sized(CONTROL, "ingress_lane", size)?, metrics);
     let (gossip, gossip_inbox) = Lane::open(sized(INGRESS, "ingress_lane", size)?, metrics);
-    let inboxes = Inboxes { local: local_inbox, control: control_inbox, gossip: gossip_inbox };
-    Ok((EngineLanes { local, control, gossip }, inboxes))
+    let bell = Arc::new(Notify::new());
+    let inboxes =
+        Inboxes { local: local_inbox, control: control_inbox, gossip: gossip_inbox, bell: Arc::clone(&bell) };
+    Ok((EngineLanes { local, control, gossip, bell }, inboxes))
 }
 
 fn measured<T>(lane: &Lane<T>) -> (usize, usize) {
@@ -379,7 +383,7 @@ impl Overlay {
         let mut topics = Vec::new();
         for engine in &self.node.engines {
             let command = |reply| Command::Status { topic: None, reply };
-            topics.extend(engine.local.call("status", deadline, command).await?);
+            topics.extend(engine.call("status", deadline, command).await?);
         }
         topics.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(topics)

@@ -2,6 +2,8 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -10,12 +12,12 @@ use std::{
 };
 
 use ron_core::{
-    Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Restart, Snapshot, Spawner,
-    Supervisor, TaskSpec,
+    CallError, Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Reply, Restart,
+    Snapshot, Spawner, Supervisor, TaskSpec,
     net::{Identity, rpc::Peers},
     now,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     Event, OverlayError, Settings,
@@ -58,7 +60,7 @@ const DIRECTORY_SLACK: usize = 256;
 /// Tells the time since 1970.
 pub(crate) type UnixClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The lanes of one engine.
+/// The lanes of one engine. Whoever pushes rings.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineLanes {
     /// From this node: orders of the host, verdicts, news of peers.
@@ -67,6 +69,51 @@ pub(crate) struct EngineLanes {
     pub(crate) control: Lane<Incoming>,
     /// Messages of peers.
     pub(crate) gossip: Lane<Incoming>,
+    pub(crate) bell: Arc<Notify>,
+}
+
+impl EngineLanes {
+    /// Asks the engine, and waits for its answer.
+    pub(crate) async fn call<R>(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+        make: impl FnOnce(Reply<R>) -> Command,
+    ) -> Result<R, CallError> {
+        let mut call = pin!(self.local.call(op, deadline, make));
+        // The order is queued when the call is first looked at.
+        let mut is_rung = false;
+        poll_fn(|cx| {
+            let polled = call.as_mut().poll(cx);
+            if !std::mem::replace(&mut is_rung, true) {
+                self.bell.notify_one();
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Tells the engine something, if it has room for it.
+    pub(crate) fn tell(&self, command: Command) -> Result<(), CallError> {
+        let told = self.local.try_push(command);
+        self.bell.notify_one();
+        told
+    }
+
+    /// Tells the engine something as soon as it has room for it.
+    pub(crate) async fn tell_by(&self, command: Command, deadline: Deadline) -> Result<(), CallError> {
+        let told = self.local.push(command, deadline).await;
+        self.bell.notify_one();
+        told
+    }
+
+    /// Hands a word to the engine, if it has room for it.
+    pub(crate) fn hand(&self, incoming: Incoming) -> Result<(), CallError> {
+        let is_control = incoming.word.class() == Class::Control;
+        let handed = if is_control { &self.control } else { &self.gossip }.try_push(incoming);
+        self.bell.notify_one();
+        handed
+    }
 }
 
 /// What is shared.
@@ -161,7 +208,7 @@ impl Node {
         all.iter().for_each(|egress| egress.set_frames_max(frames));
         for engine in &self.engines {
             // An engine that has no room for it now looks at the settings with the next order.
-            drop(engine.local.try_push(Command::Reload));
+            drop(engine.tell(Command::Reload));
         }
         self.metrics.tally(CONFIG_UPDATE, "").add(1);
         Ok(())
@@ -220,7 +267,7 @@ impl Node {
             self.parts.lock().on_link_down(&gone.peer);
             for engine in &self.engines {
                 // An engine with that much to do finds out by the peer's silence.
-                drop(engine.local.try_push(Command::Unreachable(gone.peer)));
+                drop(engine.tell(Command::Unreachable(gone.peer)));
             }
         }
     }
@@ -295,7 +342,7 @@ impl Node {
         self.metrics.tally(BANS, "").add(1);
         self.events.publish(Event::Banned { peer, span: until.saturating_sub(now) });
         for engine in &self.engines {
-            drop(engine.local.try_push(Command::Ban(peer, until)));
+            drop(engine.tell(Command::Ban(peer, until)));
         }
         if let Some(session) = self.peers().get(peer) {
             session.close();

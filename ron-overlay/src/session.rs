@@ -23,7 +23,7 @@ use crate::{
     egress::{Egress, Taking},
     engine::Incoming,
     logic::{
-        gossip::{Class, Offence},
+        gossip::Offence,
         message::TopicId,
         parts::PartError,
         wire::{self, Shed, WireError, number},
@@ -170,9 +170,7 @@ impl Node {
 
     fn on_word(&self, egress: &Egress, method: u16, body: &Bytes) -> Result<(), WireError> {
         let (topic, word) = wire::decode(method, body)?;
-        let engine = self.engine_of(&topic);
-        let lane = if word.class() == Class::Control { &engine.control } else { &engine.gossip };
-        if lane.try_push(Incoming { from: egress.peer, topic, word }).is_err() {
+        if self.engine_of(&topic).hand(Incoming { from: egress.peer, topic, word }).is_err() {
             egress.refused(topic);
         }
         Ok(())

@@ -71,12 +71,12 @@ async fn ask(node: &Node, source: &Arc<dyn PeerSource>) {
     let wanted = node.settings().gossip.view.neighbours;
     for engine in &node.engines {
         let deadline = Deadline::after(ASK_TIMEOUT);
-        let asked = engine.local.call("status", deadline, |reply| Command::Status { topic: None, reply });
+        let asked = engine.call("status", deadline, |reply| Command::Status { topic: None, reply });
         let Ok(topics) = asked.await else { continue };
         for topic in topics.into_iter().filter(|topic| topic.neighbours.len() < wanted) {
             match Deadline::after(ASK_TIMEOUT).limit("peer_source", source.find(topic.id, WANTED)).await {
                 Ok(contacts) if contacts.is_empty() => {}
-                Ok(contacts) => drop(engine.local.try_push(Command::Meet { topic: topic.id, contacts })),
+                Ok(contacts) => drop(engine.tell(Command::Meet { topic: topic.id, contacts })),
                 Err(_) => node.metrics.tally(Counter::IoTimeouts, "peer_source").add(1),
             }
         }

@@ -143,7 +143,7 @@ impl TopicBuilder {
         let TopicBuilder { overlay, options } = self;
         let id = TopicId::of(&options.name);
         let (options, contacts) = (Arc::new(options), contacts.into_iter().collect());
-        let engine = &overlay.node.engine_of(&id).local;
+        let engine = overlay.node.engine_of(&id);
         let joining = engine.call("join", deadline, |reply| Command::Join {
             topic: id,
             options: Arc::clone(&options),
@@ -234,7 +234,7 @@ impl Topic {
             let bytes = payload.len() as u64;
             return Err(OverlayError::FrameTooLarge { what: "message", bytes, max: max as u64 });
         }
-        let engine = &node.engine_of(&topic).local;
+        let engine = node.engine_of(&topic);
         engine.call("publish", deadline, |reply| Command::Publish { topic, payload, reply }).await?
     }
 
@@ -286,7 +286,7 @@ impl Topic {
         let told = node.egress.tallies.missed.clone();
         let (subscriber, subscription) =
             subscription::open(spec, &self.overlay.subscriptions, &node.metrics, told);
-        let engine = &node.engine_of(&topic).local;
+        let engine = node.engine_of(&topic);
         let command = |reply| Command::Subscribe { topic, subscriber, reply };
         engine.call("subscribe", deadline, command).await??;
         Ok(subscription)
@@ -316,7 +316,7 @@ impl Topic {
     /// [`OverlayError::Busy`], [`OverlayError::Canceled`].
     pub fn meet(&self, contacts: impl IntoIterator<Item = Contact>) -> Result<(), OverlayError> {
         let command = Command::Meet { topic: self.id, contacts: contacts.into_iter().collect() };
-        self.overlay.node.engine_of(&self.id).local.try_push(command).map_err(CallError::into)
+        self.overlay.node.engine_of(&self.id).tell(command).map_err(CallError::into)
     }
 
     /// How the topic is doing.
@@ -324,7 +324,7 @@ impl Topic {
     /// # Errors
     /// [`OverlayError::NotJoined`], [`OverlayError::Busy`], [`OverlayError::Timeout`], [`OverlayError::Canceled`].
     pub async fn status(&self, deadline: Deadline) -> Result<TopicStatus, OverlayError> {
-        let (topic, engine) = (Some(self.id), &self.overlay.node.engine_of(&self.id).local);
+        let (topic, engine) = (Some(self.id), self.overlay.node.engine_of(&self.id));
         let found = engine.call("status", deadline, |reply| Command::Status { topic, reply }).await?;
         found.into_iter().next().ok_or(OverlayError::NotJoined)
     }
@@ -335,7 +335,7 @@ impl Topic {
     /// # Errors
     /// [`OverlayError::NotJoined`], [`OverlayError::Busy`], [`OverlayError::Timeout`], [`OverlayError::Canceled`].
     pub async fn leave(&self, deadline: Deadline) -> Result<(), OverlayError> {
-        let (topic, engine) = (self.id, &self.overlay.node.engine_of(&self.id).local);
+        let (topic, engine) = (self.id, self.overlay.node.engine_of(&self.id));
         engine.call("leave", deadline, |reply| Command::Leave { topic, reply }).await?
     }
 }

@@ -128,6 +128,7 @@ impl Session {
             bulk_room: Semaphore::new(BULK_ROOM),
             outbox: OnceLock::new(),
             is_emptying: AtomicBool::new(false),
+            is_poured: AtomicBool::new(false),
             life: AtomicU8::new(0),
             bell: Notify::new(),
             places: Permits::new(ours as u64),

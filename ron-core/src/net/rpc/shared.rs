@@ -114,9 +114,11 @@ pub(super) struct Shared {
     /// Events that their owner keeps until they are asked for, and whether they are.
     pub(super) outbox: OnceLock<Arc<dyn Outbox>>,
     pub(super) is_emptying: AtomicBool,
+    /// Whether any were sent since that was last looked at.
+    pub(super) is_poured: AtomicBool,
     /// Whether the service was told of its beginning, and whether it is over: see [`Shared::live`].
     pub(super) life: AtomicU8,
-    /// Tells the writer to look into the outbox.
+    /// Tells the writer to look into the lanes and the outbox: whoever pushes or closes rings.
     pub(super) bell: Notify,
     /// How many exchanges we may have open.
     pub(super) places: Permits,
@@ -306,7 +308,10 @@ impl Shared {
         // The frame itself is handed over, and only if there is room for its bytes; its head is what is noted.
         let head = Frame { cap: frame.cap.clone(), payload: Bytes::new(), ..frame };
         match self.urgent.try_push(frame) {
-            Ok(()) => self.note_sent(&mut state, &head),
+            Ok(()) => {
+                self.note_sent(&mut state, &head);
+                self.bell.notify_one();
+            }
             Err(CallError::Canceled) => return Err(RpcError::Closed),
             Err(refused) => return Err(refused.into()),
         }
@@ -340,7 +345,10 @@ impl Shared {
         state.used = now();
         state.asked = state.used;
         match self.bulk.try_push(frame) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.bell.notify_one();
+                Ok(())
+            }
             Err(CallError::Canceled) => Err(RpcError::Closed),
             Err(refused) => Err(refused.into()),
         }
@@ -392,6 +400,7 @@ impl Shared {
         };
         let frame = serving.frame(flags, Code::Partial, chunk);
         self.bulk.try_push(frame.clone())?;
+        self.bell.notify_one();
         serving.set_progress(Progress::Begun);
         self.note_sent(&mut state, &frame);
         Ok(())
@@ -443,6 +452,7 @@ impl Shared {
 
     /// A lane whose room is counted refuses only when it is closed. If not, the two ends are out of step.
     fn expect_room(&self, state: &mut State, pushed: Result<(), CallError>) {
+        self.bell.notify_one();
         if matches!(pushed, Err(CallError::Busy { .. })) {
             self.fail(state, Why::Overflow);
         }
@@ -477,11 +487,17 @@ impl Shared {
         self.life.fetch_or(end as u8, Ordering::AcqRel) & !(end as u8) != 0
     }
 
-    /// Events of the outbox were taken.
+    /// Events of the outbox were taken. Noted when somebody asks since when it is unused, which is rare.
     pub(super) fn poured(&self) {
-        let mut state = self.state.lock();
-        state.used = now();
-        state.asked = state.used;
+        self.is_poured.store(true, Ordering::Relaxed);
+    }
+
+    fn note_poured(&self, state: &mut State) {
+        if self.is_poured.load(Ordering::Relaxed) {
+            self.is_poured.store(false, Ordering::Relaxed);
+            state.used = now();
+            state.asked = state.used;
+        }
     }
 
     /// Whether events of an outbox would be sent over it.
@@ -514,7 +530,8 @@ impl Shared {
 
     /// When it was last used in either direction, if nothing is open now.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         state.streams.is_idle().then_some(state.used)
     }
 
@@ -522,13 +539,15 @@ impl Shared {
     /// moves when it begins.
     pub(super) fn served_since(&self) -> Option<Instant> {
         let mut state = self.state.lock();
+        self.note_poured(&mut state);
         let moved = state.serving.iter_mut().map(|(_, serving)| serving.moved()).max().unwrap_or(state.used);
         state.calls.is_empty().then_some(moved)
     }
 
     /// When we last called over a session on which only the peer has something open.
     pub(super) fn unasked_since(&self) -> Option<Instant> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         state.calls.is_empty().then_some(state.asked)
     }
 
@@ -617,7 +636,8 @@ impl Shared {
     /// Whether silence is to be expected: we are at work, wait for an answer whose time has not come, or are the one
     /// who talks.
     pub(super) fn is_waiting(&self) -> bool {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.note_poured(&mut state);
         !state.serving.is_empty()
             || !state.calls.is_empty() && state.until.is_some_and(|until| !until.has_passed())
             || now().duration_since(state.used) < self.settings.idle_timeout
@@ -739,6 +759,7 @@ impl Shared {
         self.bulk.close();
         self.bulk_room.close();
         self.is_emptying.store(false, Ordering::Release);
+        self.bell.notify_one();
         self.count(Counter::SessionsClosed, why.reason());
         for call in calls {
             call.slot.end(Err(RpcError::Closed));

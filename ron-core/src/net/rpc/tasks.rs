@@ -133,26 +133,19 @@ async fn pump(
             is_flushed = true;
             continue;
         }
-        let (frame, is_bulk) = tokio::select! {
-            biased;
-            frame = urgent.recv() => (frame, false),
-            () = shared.bell.notified() => continue,
-            Some(frame) = bulk.recv() => (Some(frame), true),
-        };
-        match frame {
-            Some(frame) => queue(writer, frame, is_bulk)?,
-            // The urgent lane is closed and empty. The bulk one closes with it: what is left of it goes out.
-            None => {
-                bulk.close();
-                while let Some(frame) = bulk.try_recv() {
-                    queue(writer, frame, true)?;
-                    if writer.is_full() {
-                        writer.write().await?;
-                    }
+        if shared.urgent.is_closed() && urgent.depth() == 0 {
+            // The bulk lane closes with the urgent one: what is left of it goes out.
+            bulk.close();
+            while let Some(frame) = bulk.try_recv() {
+                queue(writer, frame, true)?;
+                if writer.is_full() {
+                    writer.write().await?;
                 }
-                return writer.flush().await;
             }
+            return writer.flush().await;
         }
+        // One bell for both lanes, the outbox and the end: to wait on each of them costs more than to write a small frame.
+        shared.bell.notified().await;
     }
 }
 
