@@ -89,7 +89,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (began, cpu_began) = (now(), cpu());
     let (accepted, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut writers = Vec::new();
-    for topic in topics.iter().take(publishers).cloned() {
+    for topic in topics.iter().take(publishers) {
+        let topic = topic.clone();
         let (accepted, refused) = (Arc::clone(&accepted), Arc::clone(&refused));
         let every = Duration::from_secs(1) * publishers as u32 / rate as u32;
         writers.push(host.spawn(WRITER, move |_| async move {

@@ -141,9 +141,21 @@ impl Engine {
         let ringing = Arc::clone(&bell);
         let _on_stop = stop.on_request(move || ringing.notify_one());
         let mut sleep = pin!(tokio::time::sleep(Duration::MAX));
-        let mut armed = Duration::MAX;
+        let (mut armed, mut ran_at) = (Duration::MAX, None);
         while !stop.is_requested() {
-            let now = self.node.since();
+            let mut now = self.node.since();
+            // Soon after the last time, words wait for company: what a batch needs is brought into the cache once, and
+            // what goes to the same link goes in one write. After a quiet moment nothing waits.
+            if let Some(next) = ran_at.map(|at: Duration| at + self.settings.gather).filter(|at| *at > now) {
+                armed = next;
+                sleep.as_mut().reset(self.node.epoch + next);
+                tokio::select! {
+                    biased;
+                    () = stop.requested() => continue,
+                    () = sleep.as_mut() => armed = Duration::ZERO,
+                }
+                now = self.node.since();
+            }
             let mut taken = 0;
             while taken < BATCH && local.depth() > 0 {
                 let Some(command) = local.try_recv() else { break };
@@ -163,8 +175,13 @@ impl Engine {
             self.on_time(now);
             self.perform(now);
             if taken > 0 {
-                tokio::task::consume_budget().await;
-                continue;
+                ran_at = Some(now);
+                if taken >= BATCH {
+                    // There is more: no company is needed.
+                    ran_at = None;
+                    tokio::task::consume_budget().await;
+                    continue;
+                }
             }
             let wakes_at = self.wakes.first().map_or(Duration::MAX, |(at, _)| *at);
             if wakes_at < armed || armed <= now {

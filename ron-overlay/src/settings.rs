@@ -69,6 +69,10 @@ pub struct Settings {
     pub checkers: NonZeroUsize,
     /// Words that wait for an engine, control and gossip each. Default 512.
     pub ingress_lane: usize,
+    /// How soon after the last time an engine looks at its words again, if there are not many. Default 2 ms, which a
+    /// message waits at most on each of its hops while the topic is busy, and which saves a third of the work there;
+    /// nothing waits after a quiet moment. Zero for the least latency. Can change while running.
+    pub gather: Duration,
     /// Messages that wait for a check. Default 512.
     pub checks_lane: usize,
     /// How long a validator may take. Then the message is let go; it may come again. Default 1 s. Can change while
@@ -111,6 +115,7 @@ impl Default for Settings {
             engines: two,
             checkers: two,
             ingress_lane: 512,
+            gather: Duration::from_millis(2),
             checks_lane: 512,
             check_timeout: Duration::from_secs(1),
             events_lane: 1024,
