@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::measure::Outcome;
 
-pub(crate) const MESSAGE_BYTES: usize = 1024;
+const MESSAGE_BYTES: usize = 1024;
 
 /// Messages that one rung may have.
 pub(super) const MESSAGES_MAX: usize = 32_768;

@@ -208,7 +208,7 @@ impl Driver {
             (Arc::clone(&self.network), Arc::clone(&self.book), self.publishers);
         // As far apart as they can be, whatever the order in which nodes joined.
         let node = publisher * book.nodes() / publishers;
-        let mut chance = fastrand::Rng::with_seed(self.seed ^ (publisher as u64) << 32);
+        let mut chance = fastrand::Rng::with_seed(self.seed ^ ((publisher as u64) << 32));
         async move {
             let mut taken = 0;
             for number in (publisher..messages).step_by(publishers) {
