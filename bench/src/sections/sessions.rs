@@ -43,6 +43,9 @@ const DIALS: usize = 32;
 /// large buffer back.
 const SETTLE: Duration = Duration::from_secs(3);
 
+/// No session ends for saying nothing, however long opening them all takes.
+const IDLE: Duration = Duration::from_secs(3600);
+
 /// The number of the overlay's frames.
 const PROTO: u16 = 2;
 
@@ -171,7 +174,7 @@ impl Node {
             endpoint = endpoint.listen(addr.parse()?);
         }
         let endpoint = endpoint.start(&host)?;
-        let settings = Settings { max_conns: sessions, ..Settings::default() };
+        let settings = Settings { max_conns: sessions, idle_timeout: IDLE, ..Settings::default() };
         let overlay = Overlay::builder().settings(settings).start(&endpoint, &host).await?;
         Ok(Node { addrs: endpoint.local_addrs().to_vec(), overlay, registry, _host: host })
     }
@@ -266,7 +269,7 @@ impl Dialler {
         let soon = Deadline::after(Duration::from_secs(20));
         let addr = self.addrs[number % self.addrs.len()];
         let link = endpoint.connect(self.node, &[addr], ALPN, soon).await?;
-        let settings = RpcSettings { idle_timeout: Duration::from_secs(3600), ..RpcSettings::default() };
+        let settings = RpcSettings { idle_timeout: IDLE, ..RpcSettings::default() };
         let spawner = self.host.spawner();
         let session =
             Session::start(link, Side::Dialer, PROTO, Arc::new(()), settings, &spawner, &self.metrics)
