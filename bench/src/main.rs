@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "the bare side of each comparison is what the lint forbids")]
 
+mod figures;
 mod measure;
 mod peers;
 mod sections;
@@ -17,12 +18,14 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 6] = [
+const SECTIONS: [Section; 8] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
     ("idle", "memory of many sessions that say nothing", sections::idle::run),
     ("dht", "searches in a network of nodes", sections::dht::run),
+    ("gossip", "messages to every node of a network", sections::gossip::run),
+    ("sessions", "many sessions on one node of the overlay", sections::sessions::run),
     ("serve", "verified objects over HTTP", sections::serve::run),
 ];
 
@@ -31,11 +34,17 @@ fn main() -> ExitCode {
     if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--idle-")) {
         return finish(sections::idle::child(role, &arguments[1..]));
     }
+    if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--sessions-")) {
+        return finish(sections::sessions::child(role, &arguments[1..]));
+    }
     if arguments.first().is_some_and(|first| first == "--dht-cell") {
         return finish(sections::dht::cell::child(&arguments[1..]));
     }
     if arguments.first().is_some_and(|first| first == "--storage-serve") {
         return finish(sections::serve::child(&arguments[1..]));
+    }
+    if arguments.first().is_some_and(|first| first == "--gossip-cell") {
+        return finish(sections::gossip::cell::child(&arguments[1..]));
     }
     let is_quick = arguments.iter().any(|argument| argument == "--quick");
     let mut bench = if is_quick { Bench::quick() } else { Bench::full() };
@@ -48,13 +57,20 @@ fn main() -> ExitCode {
                 bench.only =
                     left.next().map_or(Vec::new(), |names| names.split(',').map(Into::into).collect())
             }
-            "--nodes" => match left.next().map(|nodes| nodes.parse()) {
-                Some(Ok(nodes)) => bench.nodes = Some(nodes),
-                _ => return refuse("--nodes needs a number"),
-            },
+            "--nodes" | "--publishers" | "--rounds" => {
+                let Some(Ok(number)) = left.next().map(|number| number.parse()) else {
+                    return refuse(&format!("{argument} needs a number"));
+                };
+                match argument.as_str() {
+                    "--nodes" => bench.nodes = Some(number),
+                    "--publishers" => bench.publishers = Some(number),
+                    _ => bench.rounds = number,
+                }
+            }
             "--help" | "-h" => {
                 println!("bench/run [--quick] [section ...]");
-                println!("bench/run [--quick] dht [--only contender,...] [--nodes number]\n");
+                println!("bench/run [--quick] [--rounds number] [--only contender,...] [--nodes number] dht");
+                println!("bench/run ... [--publishers number] gossip\n");
                 SECTIONS.iter().for_each(|(name, question, _)| println!("  {name:<12} {question}"));
                 return ExitCode::SUCCESS;
             }

@@ -26,15 +26,17 @@ pub(crate) struct Bench {
     pub(crate) only: Vec<String>,
     /// Nodes of a network, in sections that have such, instead of their own choice.
     pub(crate) nodes: Option<usize>,
+    /// Nodes that publish, likewise.
+    pub(crate) publishers: Option<usize>,
 }
 
 impl Bench {
     pub(crate) const fn full() -> Self {
-        Bench { rounds: 9, divisor: 1, only: Vec::new(), nodes: None }
+        Bench { rounds: 9, divisor: 1, only: Vec::new(), nodes: None, publishers: None }
     }
 
     pub(crate) const fn quick() -> Self {
-        Bench { rounds: 1, divisor: 50, only: Vec::new(), nodes: None }
+        Bench { rounds: 1, divisor: 50, only: Vec::new(), nodes: None, publishers: None }
     }
 
     pub(crate) fn is_quick(&self) -> bool {

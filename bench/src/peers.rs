@@ -1,6 +1,7 @@
 //! The two ends of a link, made in each way that is compared, and whole networks of nodes.
 
 pub(crate) mod dht;
+pub(crate) mod gossip;
 pub(crate) mod quic;
 pub(crate) mod ron;
 pub(crate) mod tls;

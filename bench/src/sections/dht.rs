@@ -5,12 +5,11 @@
 
 pub(crate) mod cell;
 
-use std::process::{Command, Stdio};
-
-use cell::{CONCURRENCY, Figures};
+use cell::CONCURRENCY;
 
 use crate::{
-    measure::{Bench, Contender, Outcome, Series, table, take_turns, whole},
+    figures::{Figures, told},
+    measure::{Bench, Contender, Outcome, Series, table, take_turns},
     peers::dht::CONTENDERS,
 };
 
@@ -51,14 +50,8 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
 
 /// One contender in a process of its own.
 fn measure(name: &str, nodes: usize, round: usize, is_quick: bool) -> Outcome<Figures> {
-    let mut command = Command::new(std::env::current_exe()?);
     let scale = if is_quick { "quick" } else { "full" };
-    command.args(["--dht-cell", name, &nodes.to_string(), &round.to_string(), scale]);
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(format!("its process with {nodes} nodes ended with {}", output.status).into());
-    }
-    Figures::parse(&String::from_utf8(output.stdout)?)
+    Figures::of_process(&["--dht-cell", name, &nodes.to_string(), &round.to_string(), scale])
 }
 
 /// Joining, memory, and what it costs to be there.
@@ -168,13 +161,4 @@ fn tell_ratios(series: &[Series<Figures>]) {
     head.extend(COMPARED.map(|(called, _)| called));
     table(&head, &rows);
     println!();
-}
-
-/// A figure, or that there is none.
-fn told(value: f64, digits: usize) -> String {
-    match digits {
-        _ if value.is_nan() => "–".to_owned(),
-        0 => whole(value),
-        digits => format!("{value:.digits$}"),
-    }
 }

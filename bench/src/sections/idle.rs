@@ -126,21 +126,21 @@ fn open(kind: &str, sessions: usize) -> Outcome<Cost> {
 }
 
 /// A process of one end. It ends when its standard input does.
-struct Process {
+pub(super) struct Process {
     child: Child,
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Process {
-    fn start(arguments: &[&str]) -> Outcome<Self> {
+    pub(super) fn start(arguments: &[&str]) -> Outcome<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let answers = BufReader::new(child.stdout.take().ok_or("standard output is piped")?);
         Ok(Process { orders: child.stdin.take(), child, answers })
     }
 
-    fn ask(&mut self, order: &str) -> Outcome<String> {
+    pub(super) fn ask(&mut self, order: &str) -> Outcome<String> {
         let orders = self.orders.as_mut().ok_or("standard input is piped")?;
         writeln!(orders, "{order}")?;
         orders.flush()?;
@@ -152,7 +152,7 @@ impl Process {
     }
 
     /// KiB in memory.
-    fn resident(&mut self) -> Outcome<f64> {
+    pub(super) fn resident(&mut self) -> Outcome<f64> {
         Ok(self.ask("resident")?.parse()?)
     }
 }

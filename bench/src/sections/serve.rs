@@ -46,7 +46,13 @@ const LOADS: [Load; 5] = [
     Load { what: "64 KiB, 16 connections", len: 64 << 10, objects: 1000, connections: 16, range: None },
     Load { what: "1 MiB, 16 connections", len: MIB, objects: 64, connections: 16, range: None },
     Load { what: "100 MiB, 4 connections", len: 100 * MIB, objects: 2, connections: 4, range: None },
-    Load { what: "64 KiB of 1 GiB, 16 connections", len: 1024 * MIB, objects: 1, connections: 16, range: Some(64 << 10) },
+    Load {
+        what: "64 KiB of 1 GiB, 16 connections",
+        len: 1024 * MIB,
+        objects: 1,
+        connections: 16,
+        range: Some(64 << 10),
+    },
 ];
 
 /// One run of `wrk`.
@@ -80,8 +86,12 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
             rounds,
             1,
             vec![
-                Contender::new("nginx", || wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)),
-                Contender::new("ron-storage", || wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)),
+                Contender::new("nginx", || {
+                    wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)
+                }),
+                Contender::new("ron-storage", || {
+                    wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)
+                }),
             ],
         )?;
         let each = load.range.unwrap_or(load.len) as f64 / MIB as f64;
@@ -203,7 +213,10 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
     let load = Load { what: "", len: len.parse()?, objects: objects.parse()?, connections: 0, range: None };
     crate::measure::runtime()?.block_on(async {
         let host = Supervisor::new("serve");
-        let store = Store::builder().data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects").start(&host).await?;
+        let store = Store::builder()
+            .data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects")
+            .start(&host)
+            .await?;
         let server = Server::builder(ron_storage::http::router(&store));
         let server = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).start(&host).await?;
         let mut out = std::io::stdout().lock();
@@ -232,7 +245,10 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
         ),
     };
     let script = dir.join("load.lua");
-    fs::write(&script, format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"))?;
+    fs::write(
+        &script,
+        format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"),
+    )?;
     let before = cpu(server)?;
     let mut command = Command::new("wrk");
     command.args(["-t1", "--latency", &format!("-c{}", load.connections), &format!("-d{seconds}s"), "-s"]);
@@ -243,10 +259,16 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
         return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
     }
     let field = |name: &str| -> Outcome<&str> {
-        let line = text.lines().find(|line| line.trim_start().starts_with(name)).ok_or_else(|| format!("no {name}: {text}"))?;
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .ok_or_else(|| format!("no {name}: {text}"))?;
         Ok(line.trim_start()[name.len()..].trim())
     };
-    let total = text.lines().find_map(|line| line.trim_start().split_once(" requests in ")).ok_or("wrk counts requests")?;
+    let total = text
+        .lines()
+        .find_map(|line| line.trim_start().split_once(" requests in "))
+        .ok_or("wrk counts requests")?;
     let requests: f64 = total.0.parse()?;
     let gib = requests * load.range.unwrap_or(load.len) as f64 / f64::from(1 << 30);
     Ok(Run {

@@ -1,8 +1,6 @@
 //! One contender with one number of nodes, in a process of its own: what is done to it, and what is measured.
 
 use std::{
-    collections::BTreeMap,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -13,6 +11,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
+    figures::Figures,
     measure::{Outcome, Stopwatch, datagrams, quantile, raise_file_limit, resident, runtime, sockets},
     peers::dht::{self, Answer, JOINING, Key, Network, Place, Start},
 };
@@ -78,36 +77,6 @@ impl Plan {
 
     fn start_limit(&self) -> Duration {
         if self.is_quick { Duration::from_secs(20) } else { Duration::from_secs(150) }
-    }
-}
-
-/// What was measured, by name. Travels as lines of a name and a number.
-#[derive(Debug, Default)]
-pub(crate) struct Figures(BTreeMap<String, f64>);
-
-impl Figures {
-    /// Not a number if it was not measured.
-    pub(crate) fn get(&self, name: &str) -> f64 {
-        self.0.get(name).copied().unwrap_or(f64::NAN)
-    }
-
-    fn set(&mut self, name: impl Into<String>, value: f64) {
-        self.0.insert(name.into(), value);
-    }
-
-    pub(crate) fn parse(text: &str) -> Outcome<Self> {
-        let mut figures = Figures::default();
-        for line in text.lines() {
-            let (name, value) = line.split_once(' ').ok_or_else(|| format!("no figure: {line}"))?;
-            figures.set(name, value.parse()?);
-        }
-        Ok(figures)
-    }
-}
-
-impl fmt::Display for Figures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|(name, value)| writeln!(f, "{name} {value}"))
     }
 }
 
