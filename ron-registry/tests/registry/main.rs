@@ -1,0 +1,6 @@
+//! The registry from outside.
+
+#![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+
+mod formats;
+mod interop;
