@@ -4,3 +4,4 @@
 
 mod formats;
 mod interop;
+mod stores;
