@@ -281,6 +281,8 @@ fn parse_decimal(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::logic::tiles::{Prover, Tree};
 
@@ -421,5 +423,20 @@ mod tests {
         let hash = TreeHash::of_nothing();
         let request = witness_request(5, &[hash, hash], &file.checkpoint);
         assert_eq!(request, format!("old 5\n{hash}\n{hash}\n\n{}", file.checkpoint));
+    }
+
+    proptest! {
+        #[test]
+        fn a_proof_file_that_is_read_is_written_the_same(at in 0usize..400, byte: u8, bytes: Vec<u8>) {
+            let mut near = proof().0.to_string().into_bytes();
+            let at = at % near.len();
+            near[at] = byte;
+            for bytes in [near, bytes] {
+                if let Ok(file) = ProofFile::parse(&bytes) {
+                    prop_assert_eq!(file.to_string().into_bytes(), bytes.clone());
+                }
+                let _ = Checkpoint::parse(&String::from_utf8_lossy(&bytes));
+            }
+        }
     }
 }

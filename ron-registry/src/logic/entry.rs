@@ -43,7 +43,8 @@ impl Entry {
     /// Writes an entry. Approvals are put in the order of their keys.
     ///
     /// # Errors
-    /// [`FormError::TooLarge`], [`FormError::Malformed`] if a key has approved twice.
+    /// [`FormError::TooLarge`], [`FormError::Malformed`] if a key has approved twice, [`FormError::OutOfRange`] for
+    /// version 0.
     pub(crate) fn new(
         version: u64,
         previous: ChainHash,
@@ -52,6 +53,9 @@ impl Entry {
         mut approvals: Vec<RecordedApproval>,
         names: MapHash,
     ) -> Result<Self, FormError> {
+        if version == 0 {
+            return Err(FormError::OutOfRange { what: "version" });
+        }
         approvals.sort_unstable_by_key(|approval| approval.key);
         if approvals.len() > SIGNERS_MAX {
             return Err(FormError::TooLarge { what: "approvals", limit: SIGNERS_MAX });
@@ -197,6 +201,7 @@ mod tests {
         check([&bytes[..], &[0]].concat(), FormError::Malformed);
         check([&[0xa8], &bytes[1..], &[0x18, 0x63, 0x00]].concat(), FormError::Malformed);
         check([&[0xb8, 7], &bytes[1..]].concat(), FormError::Malformed);
+        check([&[0xa7, 0, 1, 1, 0], &bytes[5..]].concat(), FormError::OutOfRange { what: "version" });
         check([&[0xa7, 0, 2], &bytes[3..]].concat(), FormError::UnknownFormat { format: 2 });
         check(vec![0xa0], FormError::Missing { field: 0 });
         check(

@@ -404,6 +404,8 @@ fn check_text(text: &str) -> Result<(), NoteError> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn signer(name: &str, kind: KeyKind, seed: u8) -> NoteSigner {
@@ -524,5 +526,20 @@ mod tests {
         let weak = format!("log+00000000+{}", BASE64.encode(&[&zeros[..1], &[0; 32]].concat()));
         check(&weak, "no point of the curve that can be trusted");
         assert_eq!(NoteVerifier::new("a b", KeyKind::Ed25519, &[9; 32]), Err(NoteError::BadName));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics_and_writes_the_same(
+            text in "([a-z\\n\u{2014} +=AB]{0,40}\\n\\n)?(\u{2014} [a-z+]{0,4} [A-Za-z0-9+/=]{0,12}\\n){0,3}",
+            bytes: Vec<u8>,
+        ) {
+            for bytes in [text.as_bytes(), &bytes] {
+                if let Ok(note) = Note::parse(bytes) {
+                    prop_assert_eq!(note.to_string().into_bytes(), bytes);
+                }
+            }
+            let _ = text.parse::<NoteVerifier>();
+        }
     }
 }

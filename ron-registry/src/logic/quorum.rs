@@ -133,7 +133,9 @@ impl Quorum {
         if proposal.expires() <= now {
             return Err(Refused::Expired { at: proposal.expires() });
         }
-        if proposal.expires() - now > self.limits.lifetime_ms_max {
+        // A beginning is complete as it is, and waits for nobody.
+        let waits = proposal.action().right().is_some();
+        if waits && proposal.expires() - now > self.limits.lifetime_ms_max {
             return Err(Refused::TooLong { limit_ms: self.limits.lifetime_ms_max });
         }
         state.check(&proposal)?;
@@ -144,15 +146,8 @@ impl Quorum {
         if self.bytes + bytes > self.limits.pending_bytes_max {
             return Err(Refused::Full { what: "bytes of pending proposals" });
         }
-        self.bytes += bytes;
-        self.by_expiry.insert((proposal.expires(), id));
-        if let Some(name) = proposal.action().name() {
-            self.by_name.entry(name.clone()).or_default().insert(id);
-        }
-        let pending = Pending { proposal, approvals: BTreeMap::new() };
-        let standing = standing(state, &pending, now);
-        self.pending.insert(id, pending);
-        standing
+        self.put_back(proposal, &[]);
+        standing(state, &self.pending[&id], now)
     }
 
     /// Counts an approval. Of two by one signer the one that lasts longer counts.
@@ -207,6 +202,21 @@ impl Quorum {
         let pending = self.remove(id).expect("it was there");
         let approvals = pending.approvals();
         Ok((pending.proposal, approvals))
+    }
+
+    /// Puts back what was taken and could not be committed, with its approvals, whatever the limits say: it was in here
+    /// before.
+    pub fn put_back(&mut self, proposal: Proposal, approvals: &[RecordedApproval]) {
+        let id = proposal.id();
+        self.bytes += proposal.encoded().len();
+        self.by_expiry.insert((proposal.expires(), id));
+        if let Some(name) = proposal.action().name() {
+            self.by_name.entry(name.clone()).or_default().insert(id);
+        }
+        let approvals = approvals.iter().map(|approval| (approval.key, *approval)).collect();
+        if let Some(before) = self.pending.insert(id, Pending { proposal, approvals }) {
+            self.bytes -= before.proposal.encoded().len();
+        }
     }
 
     /// Learns what was committed, and gives back what that has voided and why. `state` is that with the entry.
@@ -364,6 +374,23 @@ mod tests {
         assert_eq!(world.propose(&proposal), committed);
         assert_eq!(world.approve(&proposal, 1), committed);
         assert_eq!(world.quorum.bytes, 0);
+    }
+
+    #[test]
+    fn what_could_not_be_committed_waits_again_as_it_did() {
+        let mut world = World::new(policy(2, 3));
+        let proposal = bind(1, "a", 0, "x");
+        world.propose(&proposal).unwrap();
+        world.approve(&proposal, 0).unwrap();
+        world.approve(&proposal, 1).unwrap();
+        let bytes = world.quorum.bytes;
+        let (taken, approvals) = world.quorum.take(&world.state, &proposal.id(), world.now).unwrap();
+        world.quorum.put_back(taken.clone(), &approvals);
+        world.quorum.put_back(taken, &approvals);
+        assert_eq!((world.quorum.len(), world.quorum.bytes), (1, bytes));
+        assert_eq!(world.propose(&proposal), Ok(Standing::Complete));
+        assert_eq!(world.commit(&proposal), Ok(vec![]));
+        assert_eq!((world.quorum.len(), world.quorum.bytes), (0, 0));
     }
 
     #[test]

@@ -190,13 +190,22 @@ impl Snapshot {
         checkpoint: &Checkpoint,
         consistency: &[TreeHash],
     ) -> Result<(State, Tree, Entry), SnapshotError> {
-        let entry = Entry::decode(&self.entry)?;
-        let origin = entry.proposal().origin();
-        if origin != checkpoint.origin {
-            return Err(SnapshotError::OtherLog { found: origin.to_owned() });
+        let (state, tree, entry) = self.restore()?;
+        if state.origin() != checkpoint.origin {
+            return Err(SnapshotError::OtherLog { found: state.origin().to_owned() });
         }
-        let tree = Tree::from_edge(entry.version(), self.edge.clone()).ok_or(SnapshotError::Malformed)?;
         verify_consistency((tree.size(), &tree.root()), (checkpoint.size, &checkpoint.root), consistency)?;
+        Ok((state, tree, entry))
+    }
+
+    /// Starts from it if it fits together. Whether it is of the right log shows only when the tree, with everything that
+    /// follows, has the root of a checkpoint.
+    ///
+    /// # Errors
+    /// A [`SnapshotError`].
+    pub fn restore(&self) -> Result<(State, Tree, Entry), SnapshotError> {
+        let entry = Entry::decode(&self.entry)?;
+        let tree = Tree::from_edge(entry.version(), self.edge.clone()).ok_or(SnapshotError::Malformed)?;
         let leaf = TreeHash::of_leaf(&self.entry);
         verify_inclusion(&leaf, entry.version() - 1, &self.path, tree.size(), &tree.root())?;
         if self.names.root() != entry.names() {
@@ -209,6 +218,7 @@ impl Snapshot {
         }
         let before = Head { version: entry.version() - 1, hash: entry.previous() };
         let head = before.next(&self.entry);
+        let origin = entry.proposal().origin();
         let state = State::restored(origin, head, &entry, policy, self.names.clone());
         Ok((state, tree, entry))
     }
@@ -426,6 +436,20 @@ mod tests {
         assert!(matches!(newer, Err(SnapshotError::UnknownFormat { format: 2 })));
         for cut in 0..200 {
             assert!(Snapshot::decode([&parts[0].slice(..cut)]).is_err());
+        }
+    }
+
+    /// Whatever bit is another, it is no snapshot, or not one of this log.
+    #[test]
+    fn a_flipped_bit_is_noticed() {
+        let log = log(300);
+        let (parts, checkpoint) = (log.snapshot().encode(), log.checkpoint());
+        let whole = &parts[0];
+        for at in (0..whole.len()).step_by(7) {
+            let mut flipped = whole.to_vec();
+            flipped[at] ^= 1 << (at % 8);
+            let opened = Snapshot::decode([&flipped.into()]).and_then(|read| read.open(&checkpoint, &[]));
+            assert!(opened.is_err(), "byte {at}");
         }
     }
 }

@@ -183,7 +183,7 @@ impl State {
     pub(super) fn restored(origin: &str, head: Head, last: &Entry, policy: Policy, names: Names) -> Self {
         let epoch = last.proposal().epoch();
         let epoch = match last.proposal().action() {
-            Action::Found { .. } | Action::Rotate { .. } => epoch + 1,
+            Action::Found { .. } | Action::Rotate { .. } => epoch.saturating_add(1),
             Action::Bind { .. } | Action::Retire { .. } => epoch,
         };
         State { origin: origin.into(), head, time: last.time(), epoch, policy: Some(Arc::new(policy)), names }
