@@ -5,7 +5,7 @@
 //! twice. An engine that cannot say what became of an append says [`StoreError::Unknown`], and [`append`] finds out by
 //! reading back.
 //!
-//! Here are [`JournalStore`] on the family's journal, and [`MemoryStore`]. [`conformance`] is what another engine has to
+//! Here are [`JournalStore`] on the family's journal, and [`MemoryStore`]. `conformance` (a feature) is what another engine has to
 //! pass.
 
 #[cfg(feature = "conformance")]
