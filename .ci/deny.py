@@ -26,6 +26,7 @@ BUDGETS = {
     "ron-dht": 70,
     "ron-overlay": 70,
     "ron-storage": 50,
+    "ron-registry": 70,
 }
 
 # Licences that what bench/ is measured against may have beyond those of deny.toml: root certificates that iroh brings,

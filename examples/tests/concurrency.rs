@@ -17,6 +17,10 @@ use ron_core::{
 use ron_dht::Dht;
 use ron_overlay::Overlay;
 use ron_storage::Store;
+use ron_registry::{
+    Publisher, Registry, RegistryUpdated,
+    store::{BoxFuture, JournalStore, JournalStoreSettings},
+};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -44,6 +48,7 @@ fn declared() -> Inventory {
         .with(ron_dht::inventory())
         .with(ron_overlay::inventory())
         .with(ron_storage::inventory())
+        .with(ron_registry::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -54,6 +59,15 @@ struct Slow;
 impl Service for Slow {
     fn call(&self, _: Request) -> Handling {
         Handling::Pending(Box::pin(async { Ok(Default::default()) }))
+    }
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl Publisher for Nobody {
+    fn publish(&self, _: RegistryUpdated) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
     }
 }
 
@@ -129,6 +143,10 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     // A node with a disk has all its tasks from the start, but for the writers of buckets, which come with their first
     // peer, and the lane of a search for providers.
     let peer = Dht::builder().start(&far, &elsewhere).await.expect("the first on this endpoint");
+    let log = JournalStore::open(&host, disk.clone(), Path::new("registry"), JournalStoreSettings::default());
+    let log = Arc::new(log.await.expect("an empty directory"));
+    let registry = Registry::builder("example.com/log", [1; 32]).publisher(Nobody).start(log, &host).await;
+    let _registry = registry.expect("an empty log");
     let dht = Dht::builder().seeds([peer.contact()]).data(disk, "dht");
     let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
     dht.joined(deadline).await.expect("its peer is there");

@@ -1,0 +1,136 @@
+//! Why a call came back without what was asked.
+
+use std::time::Duration;
+
+use ron_core::{ConfigError, ErrorKind, net::SignatureError};
+
+use crate::{
+    logic::{chain::Head, merkle::ProofError, proposal::FormError, state::Refused},
+    store::StoreError,
+};
+
+/// Why the registry did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// A queue or limit was full, so nothing was started. Retry after the pause.
+    #[error("{what} is full")]
+    Busy {
+        /// The queue or limit.
+        what: &'static str,
+        /// How long it is expected to stay full.
+        retry_after: Duration,
+    },
+    /// The deadline passed. The work may or may not have happened: ask again, the same proposal is committed once.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was asked.
+        op: &'static str,
+    },
+    /// The registry is stopping. This handle will not answer again.
+    #[error("shutting down")]
+    Canceled,
+    /// Our own mistake; it was counted and logged.
+    #[error("{op} panicked")]
+    Panicked {
+        /// What was being done.
+        op: &'static str,
+    },
+    /// The head is not the one that the proposal must follow. Look at this one, and propose again.
+    #[error("the head is {head}")]
+    ChainMismatch {
+        /// The head there is.
+        head: Head,
+    },
+    /// The proposal, or the approval, does not fit the log as it is.
+    #[error("refused: {0}")]
+    Refused(Refused),
+    /// The bytes are no proposal and no approval.
+    #[error("not in form")]
+    Form(#[from] FormError),
+    /// The approval was not signed by its signer.
+    #[error("the approval does not hold")]
+    BadApproval(#[source] SignatureError),
+    /// The store does not take anything now. Nothing was committed; retry after the pause.
+    #[error("the store is away: {message}")]
+    StorageBusy {
+        /// What it said.
+        message: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The store failed to read, or cannot be opened.
+    #[error("store")]
+    Store(#[source] StoreError),
+    /// What is in the store is not the log that it says it is. Nothing is served from it.
+    #[error("the log cannot be trusted: {message}")]
+    Untrusted {
+        /// What is wrong, and at which version.
+        message: String,
+    },
+    /// There is no such entry yet.
+    #[error("the log ends at version {head}")]
+    NotFound {
+        /// Where it ends.
+        head: u64,
+    },
+    /// What was asked for was pruned. Start from what is left.
+    #[error("the log begins at version {first}")]
+    Lagging {
+        /// The first that is left.
+        first: u64,
+    },
+    /// No proof of this can be made.
+    #[error("no proof")]
+    Proof(#[source] ProofError),
+    /// The settings do not fit.
+    #[error("settings")]
+    Config(#[from] ConfigError),
+}
+
+ron_core::refusals!(RegistryError {
+    RegistryError::StorageBusy { .. } => ErrorKind::NotReady,
+    RegistryError::ChainMismatch { .. }
+    | RegistryError::Refused(_)
+    | RegistryError::Form(_)
+    | RegistryError::BadApproval(_)
+    | RegistryError::NotFound { .. }
+    | RegistryError::Lagging { .. }
+    | RegistryError::Proof(_)
+    | RegistryError::Config(_) => ErrorKind::Caller,
+    RegistryError::Store(error) => error.kind(),
+    RegistryError::Untrusted { .. } => ErrorKind::Disk,
+});
+
+/// How long a full set of pending proposals is expected to stay so: people decide, not machines.
+const PENDING_RETRY: Duration = Duration::from_secs(1);
+
+impl From<Refused> for RegistryError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::ChainMismatch { head } => RegistryError::ChainMismatch { head },
+            Refused::Full { what } => RegistryError::Busy { what, retry_after: PENDING_RETRY },
+            refused => RegistryError::Refused(refused),
+        }
+    }
+}
+
+impl From<StoreError> for RegistryError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Timeout { op } => RegistryError::Timeout { op },
+            StoreError::Canceled => RegistryError::Canceled,
+            StoreError::Pruned { first } => RegistryError::Lagging { first },
+            error => RegistryError::Store(error),
+        }
+    }
+}
+
+impl From<ProofError> for RegistryError {
+    fn from(error: ProofError) -> Self {
+        match error {
+            ProofError::Pruned { minimum } => RegistryError::Lagging { first: minimum + 1 },
+            error => RegistryError::Proof(error),
+        }
+    }
+}

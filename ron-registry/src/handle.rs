@@ -1,0 +1,747 @@
+//! What a host sees: a builder and a handle.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    num::NonZeroUsize,
+    sync::{Arc, atomic::AtomicU64},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Affects, ContentId, Deadline, Event, Feed, Lane, LaneSpec, Metrics, PriorityInbox, Ratio, ReadyGate,
+    ReadyStatus, Restart, Stopped, Subscriber, Supervisor, TaskSpec,
+};
+
+use crate::{
+    RegistryError, Settings,
+    actor::{Command, Committer},
+    logic::{
+        chain::Head,
+        checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, is_origin},
+        entry::Entry,
+        merkle::TreeHash,
+        names::{Latest, NameProof, NameProofError},
+        note::{KeyKind, Note, NoteSigner, NoteVerifier},
+        policy::Policy,
+        proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
+        state::Refused,
+        tiles::{Level, Prover, TILE_WIDTH, Tile, TileSource, write_bundle},
+    },
+    metrics::{APPROVAL_REJECTS, RELOAD_FAILS, RELOADS},
+    shared::{COMMITTED, Clock, Parts, RegistryUpdated, Shared, SharedTiles, load},
+    store::LogStore,
+    upkeep::{self, CHECKPOINTOR, PRUNER, PUBLISHER, Publisher, RETENTION, VERIFIER, verifier_gate},
+};
+
+pub(crate) const PROPOSALS: LaneSpec = LaneSpec::new("ron-registry", "proposals", 512)
+    .flow("callers → committer")
+    .why("half a block: what gathers while one block is synced, without anybody waiting for a second");
+
+pub(crate) const APPROVALS: LaneSpec = LaneSpec::new("ron-registry", "approvals", 512)
+    .flow("callers → committer")
+    .why("as many as proposals, in a lane of their own: what is nearly decided goes first");
+
+pub(crate) const COMMITTER: TaskSpec = TaskSpec::new("ron-registry", "committer")
+    .restart(Restart::Never)
+    .what("decides what comes next, and is the only one to move the head");
+
+/// Approvals in a row before a proposal has its turn.
+const APPROVALS_BURST: NonZeroUsize = NonZeroUsize::new(8).expect("more than none");
+
+/// From when on full lanes make the registry unready: for writes, then for everything.
+const WRITES_AT: Ratio = Ratio::percent(80);
+const READS_AT: Ratio = Ratio::percent(100);
+
+/// How long one step of reading the log at the start may take.
+const LOADING: Duration = Duration::from_secs(600);
+
+/// Approvals that a proposal may bring along: as many as there can be signers.
+const APPROVALS_MAX: usize = crate::logic::policy::SIGNERS_MAX;
+
+/// Entries that updates read ahead.
+const READ_AHEAD: usize = 256;
+
+/// How long updates wait for the store.
+const READING: Duration = Duration::from_secs(30);
+
+/// That something is in the log, durably and covered by a signed head.
+#[derive(Debug, Clone)]
+pub struct Receipt {
+    /// The entry.
+    pub version: u64,
+    /// What was committed.
+    pub proposal: ProposalId,
+    /// A signed head that covers it.
+    pub checkpoint: Arc<Note>,
+}
+
+impl PartialEq for Receipt {
+    /// Two receipts are the same if they are for the same entry, whichever head covers it.
+    fn eq(&self, other: &Self) -> bool {
+        (self.version, self.proposal) == (other.version, other.proposal)
+    }
+}
+
+impl Eq for Receipt {}
+
+/// How a proposal stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It waits for approvals.
+    Pending {
+        /// What was proposed.
+        proposal: ProposalId,
+        /// Who could still approve it.
+        missing: Vec<String>,
+    },
+    /// It is in the log.
+    Committed(Receipt),
+}
+
+/// A proposal that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingProposal {
+    /// What was proposed.
+    pub proposal: Proposal,
+    /// Who has approved it.
+    pub approvals: Vec<RecordedApproval>,
+    /// Who could still.
+    pub missing: Vec<String>,
+}
+
+/// What a name stands for, with everything it takes to check that without asking anybody.
+#[derive(Debug, Clone)]
+pub struct NameAnswer {
+    /// What it stands for; nothing if it never stood for anything.
+    pub latest: Option<Latest>,
+    /// The proof, against the root of names in `entry`.
+    pub proof: NameProof,
+    /// The last entry of the log.
+    pub entry: Bytes,
+    /// That this is the last entry of the log that `checkpoint` inside is of.
+    pub inclusion: ProofFile,
+}
+
+/// Why an answer about a name proves nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameAnswerError {
+    /// The entry is not in the log.
+    #[error("its entry is not in the log")]
+    Inclusion(#[from] CheckpointError),
+    /// The entry is not the last one, so that later ones may say otherwise.
+    #[error("its entry is not the last one")]
+    NotLast,
+    /// The entry is none.
+    #[error("its entry is none")]
+    Entry(#[from] FormError),
+    /// The proof does not fit the entry.
+    #[error("its proof does not fit the entry")]
+    Proof(#[from] NameProofError),
+}
+
+impl NameAnswer {
+    /// What the name stands for, as `trust` can see for itself.
+    ///
+    /// # Errors
+    /// A [`NameAnswerError`].
+    pub fn verify(&self, name: &Name, trust: &LogTrust) -> Result<Option<Latest>, NameAnswerError> {
+        let checkpoint = self.inclusion.verify(&self.entry, trust)?;
+        if self.inclusion.index + 1 != checkpoint.size {
+            return Err(NameAnswerError::NotLast);
+        }
+        let entry = Entry::decode(&self.entry)?;
+        Ok(self.proof.verify(name, &entry.names())?)
+    }
+}
+
+/// How a registry is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Where the log ends.
+    pub head: Head,
+    /// The first entry that can be proven and read.
+    pub first: u64,
+    /// The epoch of the policy.
+    pub epoch: u64,
+    /// Names there ever were.
+    pub names: usize,
+    /// Whether reads and writes can be expected to succeed.
+    pub ready: ReadyStatus,
+}
+
+/// Prepares a registry.
+pub struct Builder {
+    origin: String,
+    seed: [u8; 32],
+    settings: Settings,
+    metrics: Option<Metrics>,
+    clock: Option<Clock>,
+    seen: Option<Checkpoint>,
+    publisher: Option<Arc<dyn Publisher>>,
+}
+
+impl Builder {
+    /// Sets all knobs at once.
+    #[must_use]
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Counts into this set instead of the supervisor's.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// Takes the time from here, in milliseconds of the Unix epoch, instead of from the system: for simulations.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.clock = Some(Clock(Arc::new(clock)));
+        self
+    }
+
+    /// Refuses to start on a log that is not a continuation of the one that had this checkpoint: one that was rolled back
+    /// or replaced. Keep the last one somewhere else than the log.
+    #[must_use]
+    pub fn seen(mut self, checkpoint: Checkpoint) -> Self {
+        self.seen = Some(checkpoint);
+        self
+    }
+
+    /// Hands every update from the start on to `publisher`.
+    #[must_use]
+    pub fn publisher(mut self, publisher: impl Publisher) -> Self {
+        self.publisher = Some(Arc::new(publisher));
+        self
+    }
+
+    /// Reads the log in `store` through, and starts. What is in the store must be what its last checkpoint says.
+    ///
+    /// # Errors
+    /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that is
+    /// none, and those of the store.
+    pub async fn start(
+        self,
+        store: Arc<dyn LogStore>,
+        supervisor: &Supervisor,
+    ) -> Result<Registry, RegistryError> {
+        let Builder { origin, seed, settings, metrics, clock, seen, publisher } = self;
+        settings.check()?;
+        let [proposals, approvals, committed] = settings.lanes()?;
+        if !is_origin(&origin) {
+            return Err(FormError::BadOrigin.into());
+        }
+        let signer =
+            NoteSigner::from_seed(&origin, KeyKind::Ed25519, &seed).map_err(|_| FormError::BadOrigin)?;
+        let trust = LogTrust::new(signer.verifier().clone());
+        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
+        let group = supervisor.child("registry", settings.drain, metrics);
+        let loaded = load(&*store, &signer, &trust, seen.as_ref(), LOADING).await?;
+        let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
+        committed.close_on(&group.stop());
+        let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
+        let parts = Parts { loaded, store, signer, trust, committed, settings, clock };
+        let shared = Arc::new(Shared::new(parts, group.metrics()));
+
+        let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
+        let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
+        proposals.close_on(&group.stop());
+        approvals.close_on(&group.stop());
+        let ready = supervisor.ready();
+        let full = Arc::new([
+            ready.watch_lane(&proposals, WRITES_AT, READS_AT),
+            ready.watch_lane(&approvals, WRITES_AT, READS_AT),
+        ]);
+        let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
+        let committer =
+            Committer::new(Arc::clone(&shared), inbox, ready.gate("registry.commit", Affects::Writes));
+        // Boxed, or every layer around a task would have room for it.
+        let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
+        let (retain, retained) = Lane::open(RETENTION, group.metrics());
+        retain.close_on(&group.stop());
+        let at = Arc::clone(&shared);
+        let _ = group.spawn_restarting(CHECKPOINTOR, move |stop| {
+            Box::pin(upkeep::checkpoint(Arc::clone(&at), retain.clone(), stop))
+        });
+        let at = Arc::clone(&shared);
+        let _ = group
+            .spawn_restarting(PRUNER, move |_| Box::pin(upkeep::prune(Arc::clone(&at), retained.clone())));
+        let (at, gate) = (Arc::clone(&shared), verifier_gate(ready));
+        let _ = group.spawn_restarting(VERIFIER, move |stop| {
+            Box::pin(upkeep::verify(Arc::clone(&at), Arc::clone(&gate), stop))
+        });
+        if let Some(publisher) = publisher {
+            let next = Arc::new(AtomicU64::new(shared.view.load().state.head().version + 1));
+            let at = Arc::clone(&shared);
+            let _ = group.spawn_restarting(PUBLISHER, move |stop| {
+                let (at, next, publisher) = (Arc::clone(&at), Arc::clone(&next), Arc::clone(&publisher));
+                Box::pin(upkeep::publish(at, next, publisher, stop))
+            });
+        }
+        let ready = ready.clone();
+        Ok(Registry {
+            shared,
+            proposals,
+            approvals,
+            group,
+            ready: Arc::new(move || ready.status()),
+            _full: full,
+        })
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("origin", &self.origin)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A log, running. Cloning shares it; when the last clone is dropped it stops.
+#[derive(Clone)]
+pub struct Registry {
+    shared: Arc<Shared>,
+    proposals: Lane<Command>,
+    approvals: Lane<Command>,
+    group: Supervisor,
+    ready: Arc<dyn Fn() -> ReadyStatus + Send + Sync>,
+    _full: Arc<[[ReadyGate; 2]; 2]>,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("head", &self.head()).finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    /// Prepares the log `origin`, whose checkpoints are signed with the key of this seed: 32 secret bytes that are used
+    /// for nothing else.
+    #[must_use]
+    pub fn builder(origin: &str, log_key_seed: [u8; 32]) -> Builder {
+        Builder {
+            origin: origin.to_owned(),
+            seed: log_key_seed,
+            settings: Settings::default(),
+            metrics: None,
+            clock: None,
+            seen: None,
+            publisher: None,
+        }
+    }
+
+    /// Begins the log, with the policy that decides from then on. The same again is answered with the same receipt.
+    ///
+    /// # Errors
+    /// As [`propose`](Self::propose).
+    pub async fn found(&self, policy: Policy, deadline: Deadline) -> Result<Receipt, RegistryError> {
+        let action = Action::Found { policy: Arc::new(policy) };
+        // It is the first entry or nothing, so it need not expire.
+        let first = Proposal::new(self.origin(), 0, u64::MAX, action, None)?;
+        match self.ask_to_propose(first, Vec::new(), deadline).await? {
+            Outcome::Committed(receipt) => Ok(receipt),
+            Outcome::Pending { missing, .. } => Err(Refused::QuorumNotMet { missing }.into()),
+        }
+    }
+
+    /// Makes a proposal that a name stand for something from now on, fit for the log as it is.
+    ///
+    /// # Errors
+    /// [`RegistryError::Form`].
+    pub fn draft_bind(
+        &self,
+        name: Name,
+        content: Content,
+        lifetime: Duration,
+    ) -> Result<Proposal, RegistryError> {
+        let view = self.shared.view.load();
+        let prior = view.state.names().get(&name).map_or(0, |latest| latest.version);
+        self.draft(Action::Bind { name, content, prior }, lifetime)
+    }
+
+    /// Makes a proposal out of an action, under the policy there is.
+    ///
+    /// # Errors
+    /// [`RegistryError::Form`].
+    pub fn draft(&self, action: Action, lifetime: Duration) -> Result<Proposal, RegistryError> {
+        let view = self.shared.view.load();
+        let lifetime = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
+        let expires = self.shared.clock.now().saturating_add(lifetime);
+        Ok(Proposal::new(self.origin(), view.state.epoch(), expires, action, None)?)
+    }
+
+    /// Proposes. The same proposal again is answered as it stands then; once it is committed, with the same receipt.
+    /// Dropping the future withdraws a proposal that still waits for the committer.
+    ///
+    /// # Errors
+    /// `Busy`, `Timeout` (it may be taken in), `Canceled`, [`RegistryError::Refused`] with what does not fit,
+    /// [`RegistryError::ChainMismatch`] with the head there is, [`RegistryError::StorageBusy`].
+    pub async fn propose(&self, proposal: Proposal, deadline: Deadline) -> Result<Outcome, RegistryError> {
+        self.submit(proposal, Vec::new(), deadline).await
+    }
+
+    /// Proposes with approvals that there are already: one call for a change that is decided.
+    ///
+    /// # Errors
+    /// As [`propose`](Self::propose), [`RegistryError::BadApproval`], and [`RegistryError::Form`] for a beginning, which
+    /// is for [`found`](Self::found).
+    pub async fn submit(
+        &self,
+        proposal: Proposal,
+        approvals: Vec<Approval>,
+        deadline: Deadline,
+    ) -> Result<Outcome, RegistryError> {
+        // Nobody is asked about a beginning, so it is not for everybody who may propose.
+        if matches!(proposal.action(), Action::Found { .. }) {
+            return Err(FormError::OutOfRange { what: "kind" }.into());
+        }
+        if approvals.len() > APPROVALS_MAX {
+            return Err(FormError::TooLarge { what: "approvals", limit: APPROVALS_MAX }.into());
+        }
+        let mut verified = Vec::with_capacity(approvals.len());
+        for approval in approvals {
+            verified.push(self.verify(approval)?);
+            // Fifty microseconds each; others have their turn in between.
+            tokio::task::consume_budget().await;
+        }
+        self.ask_to_propose(proposal, verified, deadline).await
+    }
+
+    /// Approves. The approval that makes a quorum is answered when the proposal is committed. Dropping the future withdraws
+    /// an approval that still waits for the committer.
+    ///
+    /// # Errors
+    /// As [`propose`](Self::propose), and [`RegistryError::BadApproval`].
+    pub async fn approve(&self, approval: Approval, deadline: Deadline) -> Result<Outcome, RegistryError> {
+        let approval = Box::new(self.verify(approval)?);
+        self.approvals
+            .call("approve", deadline, |reply| Command::Approve { approval, deadline, reply })
+            .await?
+    }
+
+    /// Checks an approval here, on the caller's time: the cheap things first.
+    fn verify(&self, approval: Approval) -> Result<crate::logic::proposal::VerifiedApproval, RegistryError> {
+        let reject = |reason| self.shared.metrics.tally(APPROVAL_REJECTS, reason).add(1);
+        let said = approval.statement();
+        if said.origin != self.origin() {
+            reject("other_log");
+            return Err(Refused::OtherLog { found: said.origin.clone() }.into());
+        }
+        if said.expires <= self.shared.clock.now() {
+            reject("expired");
+            return Err(Refused::Expired { at: said.expires }.into());
+        }
+        approval.verify().map_err(|error| {
+            reject("signature");
+            RegistryError::BadApproval(error)
+        })
+    }
+
+    async fn ask_to_propose(
+        &self,
+        proposal: Proposal,
+        approvals: Vec<crate::logic::proposal::VerifiedApproval>,
+        deadline: Deadline,
+    ) -> Result<Outcome, RegistryError> {
+        let proposal = Box::new(proposal);
+        self.proposals
+            .call("propose", deadline, |reply| Command::Propose { proposal, approvals, deadline, reply })
+            .await?
+    }
+
+    /// What waits for approvals, what expires first first.
+    ///
+    /// # Errors
+    /// `Busy`, `Timeout`, `Canceled`.
+    pub async fn pending(&self, deadline: Deadline) -> Result<Vec<PendingProposal>, RegistryError> {
+        Ok(self.proposals.call("pending", deadline, |reply| Command::Pending { reply }).await?)
+    }
+
+    /// The log.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        self.shared.signer.verifier().name()
+    }
+
+    /// The key that checkpoints are signed with, as other tools read it.
+    #[must_use]
+    pub fn log_key(&self) -> NoteVerifier {
+        self.shared.signer.verifier().clone()
+    }
+
+    /// Where the log ends.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.shared.view.load().state.head()
+    }
+
+    /// The epoch of the policy, and the policy; none before the beginning.
+    #[must_use]
+    pub fn policy(&self) -> Option<(u64, Arc<Policy>)> {
+        let view = self.shared.view.load();
+        view.state.policy().map(|policy| (view.state.epoch(), Arc::clone(policy)))
+    }
+
+    /// The signed head.
+    #[must_use]
+    pub fn checkpoint(&self) -> Arc<Note> {
+        Arc::clone(&self.shared.view.load().checkpoint)
+    }
+
+    /// How it is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let view = self.shared.view.load();
+        Status {
+            head: view.state.head(),
+            first: self.first(),
+            epoch: view.state.epoch(),
+            names: view.state.names().len().saturating_sub(1),
+            ready: (self.ready)(),
+        }
+    }
+
+    fn first(&self) -> u64 {
+        self.shared.tree.lock().minimum() + 1
+    }
+
+    /// One entry.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`], [`RegistryError::Lagging`] if it was pruned, and those of the store.
+    pub async fn entry(&self, version: u64, deadline: Deadline) -> Result<Entry, RegistryError> {
+        let entries = self.entries(version, 1, deadline).await?;
+        let bytes = entries.first().ok_or(RegistryError::NotFound { head: self.head().version })?;
+        Entry::decode(bytes)
+            .map_err(|error| RegistryError::Untrusted { message: format!("version {version}: {error}") })
+    }
+
+    /// Entries from version `from` on, at least one if there is one and at most `max`.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub async fn entries(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Bytes>, RegistryError> {
+        let first = self.first();
+        if from < first {
+            return Err(RegistryError::Lagging { first });
+        }
+        // Never more than is covered by the head that is shown.
+        let left = (self.head().version + 1).saturating_sub(from);
+        if left == 0 {
+            return Ok(Vec::new());
+        }
+        let max = max.min(usize::try_from(left).unwrap_or(usize::MAX));
+        Ok(self.shared.store.read(from, max, deadline).await?)
+    }
+
+    /// Proves that an entry is in the log: a file that anybody can check offline.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`], [`RegistryError::Lagging`].
+    pub fn prove(&self, version: u64) -> Result<ProofFile, RegistryError> {
+        let view = self.shared.view.load();
+        let size = view.state.head().version;
+        if version == 0 || version > size {
+            return Err(RegistryError::NotFound { head: size });
+        }
+        if version < self.first() {
+            return Err(RegistryError::Lagging { first: self.first() });
+        }
+        let path = Prover::new(&SharedTiles(&self.shared), size).inclusion(version - 1)?;
+        Ok(ProofFile { index: version - 1, path, checkpoint: (*view.checkpoint).clone(), extra: None })
+    }
+
+    /// Proves that the log of `old_size` entries is the beginning of the log of `new_size`.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`], [`RegistryError::Lagging`], [`RegistryError::Proof`].
+    pub fn prove_consistency(&self, old_size: u64, new_size: u64) -> Result<Vec<TreeHash>, RegistryError> {
+        let head = self.head().version;
+        if new_size > head {
+            return Err(RegistryError::NotFound { head });
+        }
+        Ok(Prover::new(&SharedTiles(&self.shared), new_size).consistency(old_size)?)
+    }
+
+    /// What a name stands for, with the proof of it, or of its absence. Nothing can be proven before the beginning.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`] before the beginning.
+    pub fn name(&self, name: &Name) -> Result<NameAnswer, RegistryError> {
+        let view = self.shared.view.load();
+        let last = view.last.as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
+        let path = Prover::new(&SharedTiles(&self.shared), last.version()).inclusion(last.version() - 1)?;
+        let checkpoint = (*view.checkpoint).clone();
+        Ok(NameAnswer {
+            latest: view.state.names().get(name).copied(),
+            proof: view.state.names().prove(name),
+            entry: last.encoded().clone(),
+            inclusion: ProofFile { index: last.version() - 1, path, checkpoint, extra: None },
+        })
+    }
+
+    /// A tile of the tree, or a bundle of entries, as C2SP serves them. Only what the head that is shown covers.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`], [`RegistryError::Lagging`] if it was pruned, and those of the store.
+    pub async fn tile(&self, tile: Tile, deadline: Deadline) -> Result<Bytes, RegistryError> {
+        let head = self.head().version;
+        if !tile.is_within(head) {
+            return Err(RegistryError::NotFound { head });
+        }
+        if tile.level() != Level::Entries {
+            let lagging = || RegistryError::Lagging { first: self.first() };
+            return SharedTiles(&self.shared).tile(tile).ok_or_else(lagging);
+        }
+        let (first, width) = (tile.index() * TILE_WIDTH + 1, usize::from(tile.width()));
+        let mut entries = Vec::with_capacity(width);
+        while entries.len() < width {
+            let more = self.entries(first + entries.len() as u64, width - entries.len(), deadline).await?;
+            if more.is_empty() {
+                return Err(RegistryError::NotFound { head });
+            }
+            entries.extend(more);
+        }
+        Ok(write_bundle(&entries).into())
+    }
+
+    /// Every update from version `from` on, in order and without holes: whoever is slow is served from the log.
+    #[must_use]
+    pub fn updates(&self, from: u64) -> Updates {
+        Updates::new(&self.shared, from)
+    }
+
+    /// The knobs as they are.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        (*self.shared.settings.load()).clone()
+    }
+
+    /// Changes knobs while running.
+    ///
+    /// # Errors
+    /// [`RegistryError::Config`] naming the one that cannot be, or cannot change; everything stays as it was then.
+    pub fn reload(&self, settings: Settings) -> Result<(), RegistryError> {
+        match self.settings().check_reload(&settings) {
+            Ok(()) => {
+                self.shared.settings.replace(settings);
+                self.shared.metrics.tally(RELOADS, "").add(1);
+                Ok(())
+            }
+            Err(error) => {
+                self.shared.metrics.tally(RELOAD_FAILS, "config").add(1);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Lets go of entries up to `version`, rounded down to whole tiles, whatever retention says; says how many bytes that
+    /// freed. A snapshot is kept first, so that everything after it can still be proven.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn prune(&self, version: u64) -> Result<u64, RegistryError> {
+        let head = self.head().version;
+        let upto = version.min(head.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
+        if upto == 0 { Ok(0) } else { upkeep::prune_to(&self.shared, upto).await }
+    }
+
+    /// Takes no new proposals, commits what is decided for as long as the settings allow, and stops. Safe to call twice.
+    pub async fn shutdown(&self) -> Stopped {
+        self.group.shutdown().await
+    }
+}
+
+/// Updates of a log, in order and without holes.
+pub struct Updates {
+    shared: Arc<Shared>,
+    next: u64,
+    live: Subscriber<RegistryUpdated>,
+    ahead: VecDeque<RegistryUpdated>,
+}
+
+impl Updates {
+    pub(crate) fn new(shared: &Arc<Shared>, from: u64) -> Self {
+        let live = shared.committed.subscribe();
+        Updates { shared: Arc::clone(shared), next: from.max(1), live, ahead: VecDeque::new() }
+    }
+
+    /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
+    ///
+    /// An error is not the end: [`RegistryError::Lagging`] if the next one was pruned, which
+    /// [`skip_to`](Self::skip_to) gets over, and those of the store, after which it may be asked again.
+    pub async fn next(&mut self) -> Option<Result<RegistryUpdated, RegistryError>> {
+        loop {
+            if let Some(update) = self.ahead.pop_front() {
+                self.next = update.version + 1;
+                return Some(Ok(update));
+            }
+            if self.shared.view.load().state.head().version >= self.next {
+                // What the feed has of these comes from the log as well, so it is passed over below.
+                if let Err(error) = self.read().await {
+                    return Some(Err(error));
+                }
+                continue;
+            }
+            match self.live.recv().await? {
+                Event::Item(update) if update.version == self.next => {
+                    self.next += 1;
+                    return Some(Ok(update));
+                }
+                // Older ones were read already; after a loss, or a leap, the log has what is missing.
+                Event::Item(_) | Event::Missed(_) => {}
+            }
+        }
+    }
+
+    /// Goes on from this version.
+    pub fn skip_to(&mut self, version: u64) {
+        self.ahead.clear();
+        self.next = version.max(1);
+    }
+
+    async fn read(&mut self) -> Result<(), RegistryError> {
+        let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
+        let head = self.shared.view.load().state.head().version;
+        for bytes in entries {
+            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::Untrusted {
+                message: format!("version {}: {error}", self.next),
+            })?;
+            if entry.version() <= head {
+                self.ahead.push_back(RegistryUpdated::of(&entry));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Updates").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+/// Milliseconds of the Unix epoch by the system's clock.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What content is called, for those who only have bytes.
+impl From<ContentId> for Content {
+    fn from(id: ContentId) -> Self {
+        Content::Artifact(id)
+    }
+}

@@ -1,0 +1,40 @@
+//! What only the registry counts.
+
+use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
+
+macro_rules! counters {
+    ($($name:ident = $text:literal, $label:literal, $help:literal;)*) => {
+        $(pub(crate) const $name: Counter =
+            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
+    };
+}
+
+counters! {
+    COMMITS = "commits", "", "Entries committed here";
+    CAS_FAIL = "commit_cas_fail", "", "Blocks that another committer was ahead of, and proposals that fixed another head";
+    APPROVAL_REJECTS = "approval_rejects", "reason", "Approvals that were not counted";
+    STORAGE_BACKOFF = "storage_backoff", "op", "Times the store did not take or give what it should";
+    RETENTION_SKIPPED = "retention_skipped", "", "Cycles of retention that were skipped because the pruner was busy";
+    PRUNED_BYTES = "pruned_bytes", "", "Bytes of the log that were freed";
+    RELOADS = "reload_success", "", "Settings that were taken over while running";
+    RELOAD_FAILS = "reload_fail", "reason", "Settings that were refused while running";
+}
+
+/// Where the log ends.
+pub(crate) const HEAD_VERSION: GaugeSpec =
+    GaugeSpec { name: "head_version", help: "Version of the last entry" };
+
+/// What waits.
+pub(crate) const PENDING: GaugeSpec =
+    GaugeSpec { name: "pending_proposals", help: "Proposals that wait for approvals" };
+
+/// How far the log has been verified again.
+pub(crate) const VERIFIED_VERSION: GaugeSpec =
+    GaugeSpec { name: "verified_version", help: "Version up to which the log was last verified again" };
+
+/// How long the store takes.
+pub(crate) const COMMIT_SECONDS: HistogramSpec = HistogramSpec {
+    name: "commit_seconds",
+    help: "Duration of appending a block durably",
+    buckets: &[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0],
+};

@@ -1,0 +1,279 @@
+//! What everybody sees of a log: the last state that is durable, its tree, and where to read the rest.
+//!
+//! The committer alone changes it. Readers take the view as it is and never wait for anybody; tiles are shared, so that a
+//! proof holds the lock of the tree for one tile at a time.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot};
+
+use crate::{
+    RegistryError, Settings,
+    logic::{
+        checkpoint::{Checkpoint, LogTrust},
+        entry::Entry,
+        merkle::TreeHash,
+        note::{Note, NoteSigner},
+        proposal::{Action, Name, ProposalId},
+        state::{Signatures, State},
+        tiles::{TILE_WIDTH, Tile, TileSource, Tree},
+    },
+    metrics::HEAD_VERSION,
+    store::LogStore,
+};
+
+pub(crate) const COMMITTED: LaneSpec = LaneSpec::feed("ron-registry", "committed", 1024)
+    .flow("committer → updates, publisher")
+    .why("a second of a busy log; whoever is farther behind is served from the log itself");
+
+pub(crate) const TREE: LockSpec = LockSpec::new("ron-registry", "tree", 420)
+    .guards("the tiles of the tree; held for one tile, or for the hashes of one block");
+
+pub(crate) const MARKS: LockSpec = LockSpec::new("ron-registry", "marks", 430)
+    .guards("time and bytes of the log at every 256th entry; held for a search");
+
+/// Entries read from the store at a time.
+const READ_MAX: usize = 256;
+
+/// What was committed. `version` is also how many entries the log has with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegistryUpdated {
+    /// The entry.
+    pub version: u64,
+    /// The name it is about, if it is about one.
+    pub name: Option<Name>,
+    /// What the name stands for now; nothing if it was retired, and the policy if that was replaced.
+    pub b3: Option<ContentId>,
+    /// The proposal that was committed.
+    pub proposal: ProposalId,
+}
+
+impl RegistryUpdated {
+    pub(crate) fn of(entry: &Entry) -> Self {
+        let proposal = entry.proposal();
+        let b3 = match proposal.action() {
+            Action::Bind { content, .. } => Some(content.id()),
+            Action::Retire { .. } => None,
+            Action::Found { policy } | Action::Rotate { policy } => Some(ContentId::of(policy.encoded())),
+        };
+        let name = proposal.action().name().cloned();
+        RegistryUpdated { version: entry.version(), name, b3, proposal: proposal.id() }
+    }
+}
+
+/// The log as it is, all of it durable.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    pub(crate) state: State,
+    /// The last entry; none before the beginning.
+    pub(crate) last: Option<Entry>,
+    /// The signed head that covers it.
+    pub(crate) checkpoint: Arc<Note>,
+}
+
+/// Time and size of the log up to a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) version: u64,
+    pub(crate) time: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Marks at whole tiles, and where the log is.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    pub(crate) at: Vec<Mark>,
+    pub(crate) bytes: u64,
+}
+
+impl Marks {
+    fn note(&mut self, entry: &Entry) {
+        self.bytes += entry.encoded().len() as u64;
+        if entry.version() % TILE_WIDTH == 0 {
+            self.at.push(Mark { version: entry.version(), time: entry.time(), bytes: self.bytes });
+        }
+    }
+}
+
+/// What the tasks and the handle of one registry share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) view: Snapshot<View>,
+    pub(crate) tree: Lock<Tree>,
+    pub(crate) marks: Lock<Marks>,
+    pub(crate) store: Arc<dyn LogStore>,
+    pub(crate) signer: NoteSigner,
+    pub(crate) trust: LogTrust,
+    pub(crate) committed: Feed<RegistryUpdated>,
+    pub(crate) settings: Snapshot<Settings>,
+    pub(crate) metrics: Metrics,
+    pub(crate) clock: Clock,
+    head: Gauge,
+}
+
+/// Where the time comes from: milliseconds of the Unix epoch.
+#[derive(Clone)]
+pub(crate) struct Clock(pub(crate) Arc<dyn Fn() -> u64 + Send + Sync>);
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> u64 {
+        (self.0)()
+    }
+}
+
+/// What [`Shared`] is made of.
+pub(crate) struct Parts {
+    pub(crate) loaded: Loaded,
+    pub(crate) store: Arc<dyn LogStore>,
+    pub(crate) signer: NoteSigner,
+    pub(crate) trust: LogTrust,
+    pub(crate) committed: Feed<RegistryUpdated>,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
+        let Parts { loaded, store, signer, trust, committed, settings, clock } = parts;
+        let Loaded { view, tree, marks } = loaded;
+        let head = metrics.gauge(HEAD_VERSION);
+        head.set(view.state.head().version as f64);
+        Shared {
+            view: Snapshot::new(view),
+            tree: Lock::new(TREE, tree, metrics),
+            marks: Lock::new(MARKS, marks, metrics),
+            store,
+            signer,
+            trust,
+            committed,
+            settings: Snapshot::new(settings),
+            metrics: metrics.clone(),
+            clock,
+            head,
+        }
+    }
+
+    /// Shows what has become durable, and tells everybody.
+    pub(crate) fn show(&self, state: State, entries: &[Entry], checkpoint: Arc<Note>) {
+        let Some(last) = entries.last().cloned() else { return };
+        {
+            let mut tree = self.tree.lock();
+            entries.iter().for_each(|entry| tree.push(TreeHash::of_leaf(entry.encoded())));
+        }
+        {
+            let mut marks = self.marks.lock();
+            entries.iter().for_each(|entry| marks.note(entry));
+        }
+        self.head.set(state.head().version as f64);
+        self.view.replace(View { state, last: Some(last), checkpoint });
+        for entry in entries {
+            self.committed.publish(RegistryUpdated::of(entry));
+        }
+    }
+}
+
+/// The tiles, each taken out of the lock before it is hashed.
+#[derive(Debug)]
+pub(crate) struct SharedTiles<'a>(pub(crate) &'a Shared);
+
+impl TileSource for SharedTiles<'_> {
+    fn tile(&self, tile: Tile) -> Option<Bytes> {
+        self.0.tree.lock().tile(tile)
+    }
+
+    fn minimum(&self) -> u64 {
+        self.0.tree.lock().minimum()
+    }
+}
+
+/// A log as it was found in a store.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) view: View,
+    pub(crate) tree: Tree,
+    pub(crate) marks: Marks,
+}
+
+fn untrusted(message: String) -> RegistryError {
+    RegistryError::Untrusted { message }
+}
+
+/// Where a log in a store begins: with its snapshot, or empty.
+pub(crate) async fn beginning(
+    store: &dyn LogStore,
+    origin: &str,
+    deadline: Deadline,
+) -> Result<(State, Tree, Option<Entry>), RegistryError> {
+    let Some(stored) = store.snapshot(deadline).await? else {
+        return Ok((State::new(origin), Tree::new(), None));
+    };
+    let snapshot = crate::logic::snapshot::Snapshot::decode(&stored.parts);
+    let opened = snapshot.and_then(|snapshot| snapshot.restore());
+    let (state, tree, entry) =
+        opened.map_err(|error| untrusted(format!("the snapshot of version {}: {error}", stored.version)))?;
+    if state.origin() != origin {
+        return Err(untrusted(format!("it is the log {}", state.origin())));
+    }
+    Ok((state, tree, Some(entry)))
+}
+
+/// Reads a log through, checks that it is what its last signed head says, and that it has not lost what was `seen`.
+pub(crate) async fn load(
+    store: &dyn LogStore,
+    signer: &NoteSigner,
+    trust: &LogTrust,
+    seen: Option<&Checkpoint>,
+    patience: Duration,
+) -> Result<Loaded, RegistryError> {
+    let origin = signer.verifier().name();
+    let deadline = || Deadline::after(patience);
+    let (mut state, mut tree, mut last) = beginning(store, origin, deadline()).await?;
+    let mut marks = Marks::default();
+    loop {
+        let entries = store.read(state.head().version + 1, READ_MAX, deadline()).await?;
+        if entries.is_empty() {
+            break;
+        }
+        for bytes in &entries {
+            let version = state.head().version + 1;
+            let entry = state
+                .apply(bytes, Signatures::Checked)
+                .map_err(|error| untrusted(format!("version {version}: {error}")))?;
+            tree.push(TreeHash::of_leaf(bytes));
+            marks.note(&entry);
+            last = Some(entry);
+        }
+    }
+    let tail = store.tail(deadline()).await?;
+    let found = Checkpoint { origin: origin.to_owned(), size: tree.size(), root: tree.root() };
+    let checkpoint = match tail.checkpoint {
+        Some(bytes) => {
+            let note = Note::parse(&bytes).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+            let said = trust.open(&note).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+            if said != found {
+                let (said, found) = (said.size, found.size);
+                return Err(untrusted(format!("the checkpoint of {said} entries is not of these {found}")));
+            }
+            note
+        }
+        None if tree.size() == 0 => found.sign(signer).map_err(|error| untrusted(error.to_string()))?,
+        None => return Err(untrusted("it has no checkpoint".to_owned())),
+    };
+    if let Some(seen) = seen {
+        let root = crate::logic::tiles::Prover::new(&tree, seen.size.min(tree.size())).root();
+        // Below what was pruned nothing can be compared, and nothing has to be: it is farther on.
+        let is_same = root.is_err() || root == Ok(seen.root);
+        if seen.size > tree.size() || !is_same {
+            return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));
+        }
+    }
+    let view = View { state, last, checkpoint: Arc::new(checkpoint) };
+    Ok(Loaded { view, tree, marks })
+}

@@ -1,0 +1,248 @@
+//! Where the log is kept: a few verbs that any engine with agreement can offer.
+//!
+//! The one that matters is [`LogStore::append_if`]: it appends behind a certain version or not at all, whole or not at all,
+//! and is durable when it says so. With that, any number of committers can work on one store, and no version is ever given
+//! twice. An engine that cannot say what became of an append says [`StoreError::Unknown`], and [`append`] finds out by
+//! reading back.
+//!
+//! Here are [`JournalStore`] on the family's journal, and [`MemoryStore`]. `conformance` (a feature) is what another engine has to
+//! pass.
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod journal;
+mod memory;
+
+use std::{fmt, future::Future, pin::Pin, time::Duration};
+
+use bytes::Bytes;
+use ron_core::{Deadline, ErrorKind};
+
+pub(crate) use journal::INDEX;
+pub use journal::{JournalStore, JournalStoreSettings};
+pub use memory::MemoryStore;
+
+/// A future that is not named: engines are used through `dyn`.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Bytes of entries in the largest block. A record of the journal holds four times as much.
+pub const BLOCK_BYTES_MAX: usize = 4 << 20;
+
+/// Entries in the largest block.
+pub const BLOCK_ENTRIES_MAX: usize = 1024;
+
+/// What is appended at once: entries that follow each other, and the checkpoint that covers them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// The entries, at least one.
+    pub entries: Vec<Bytes>,
+    /// The signed note of the log with these entries.
+    pub checkpoint: Bytes,
+}
+
+/// What became of an append.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Appended {
+    /// It is in the log, durably.
+    Yes,
+    /// The log ends elsewhere, so nothing was appended.
+    Conflict {
+        /// The version it ends at.
+        tail: u64,
+    },
+}
+
+/// Where the log begins and ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tail {
+    /// The first entry that can be read; one more than `version` if there is none.
+    pub first: u64,
+    /// The last entry; 0 if there never was one.
+    pub version: u64,
+    /// The checkpoint of the last block; none before the first.
+    pub checkpoint: Option<Bytes>,
+}
+
+/// A state snapshot as the store keeps it: its version, and its parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSnapshot {
+    /// The last entry that it covers.
+    pub version: u64,
+    /// Its parts, as [`Snapshot::encode`](crate::logic::snapshot::Snapshot::encode) gives them.
+    pub parts: Vec<Bytes>,
+}
+
+/// Why the store did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Too much waits for it already; nothing was appended. Retry after the pause.
+    #[error("{what} is full")]
+    Busy {
+        /// What is full.
+        what: &'static str,
+        /// How long it is expected to stay so.
+        retry_after: Duration,
+    },
+    /// The deadline passed. Of an append it is not known whether it took place.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was waited for.
+        op: &'static str,
+    },
+    /// The store is shutting down; nothing was appended.
+    #[error("shutting down")]
+    Canceled,
+    /// Our own mistake; it was counted and logged. Of an append it is not known whether it took place.
+    #[error("{op} panicked")]
+    Panicked {
+        /// What was being done.
+        op: &'static str,
+    },
+    /// It is not known whether the append took place. Read back.
+    #[error("the outcome is not known: {message}")]
+    Unknown {
+        /// What happened.
+        message: String,
+    },
+    /// There is no room; nothing was appended. Reads go on.
+    #[error("no space left")]
+    NoSpace,
+    /// The block is larger than any may be, or empty; nothing was appended.
+    #[error("a block of {entries} entries and {bytes} bytes")]
+    BadBlock {
+        /// Its entries.
+        entries: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+    /// Entries before this one were pruned.
+    #[error("the log begins at {first}")]
+    Pruned {
+        /// The first that can be read.
+        first: u64,
+    },
+    /// What was acknowledged once cannot be read, or is not what was written.
+    #[error("damaged: {message}")]
+    Damaged {
+        /// What was found where.
+        message: String,
+    },
+    /// The engine failed otherwise.
+    #[error("the store failed: {message}")]
+    Failed {
+        /// What it said.
+        message: String,
+    },
+}
+
+ron_core::refusals!(StoreError {
+    StoreError::Unknown { .. } => ErrorKind::Timeout,
+    StoreError::NoSpace | StoreError::Damaged { .. } | StoreError::Failed { .. } => ErrorKind::Disk,
+    StoreError::BadBlock { .. } | StoreError::Pruned { .. } => ErrorKind::Caller,
+});
+
+impl StoreError {
+    /// Whether an append that failed like this may have taken place.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, StoreError::Unknown { .. } | StoreError::Timeout { .. } | StoreError::Panicked { .. })
+    }
+}
+
+/// A place for a log.
+pub trait LogStore: fmt::Debug + Send + Sync + 'static {
+    /// Appends `block` behind version `after`, if the log ends there: all of it or nothing, durably when it answers
+    /// [`Appended::Yes`]. Dropping the future leaves the outcome unknown.
+    fn append_if(
+        &self,
+        after: u64,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>>;
+
+    /// The entries from version `from` on, in order: at least one if there is one, at most `max`, and no more than fit a
+    /// block. None beyond the end.
+    fn read(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>>;
+
+    /// Where the log begins and ends now.
+    fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>>;
+
+    /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Says how many
+    /// bytes that freed. One that is not newer than the one there is changes nothing.
+    fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// The newest snapshot that was kept whole.
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>>;
+}
+
+/// Refuses a block that no store takes.
+///
+/// # Errors
+/// [`StoreError::BadBlock`].
+pub fn check_block(block: &Block) -> Result<(), StoreError> {
+    let (entries, bytes) = (block.entries.len(), block.entries.iter().map(Bytes::len).sum());
+    let is_good = (1..=BLOCK_ENTRIES_MAX).contains(&entries) && bytes <= BLOCK_BYTES_MAX;
+    if is_good { Ok(()) } else { Err(StoreError::BadBlock { entries, bytes }) }
+}
+
+/// How long after an unknown outcome it is tried again. The engine that timed out is busy or away.
+const SETTLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// [`LogStore::append_if`] that knows the outcome: what is not known is read back, and tried again if it is not there. An
+/// attempt that arrives late cannot do harm, because another at the same place conflicts with it.
+///
+/// # Errors
+/// Those of the store. [`StoreError::Unknown`] and [`StoreError::Timeout`] only when the deadline came first.
+pub async fn append(
+    store: &dyn LogStore,
+    after: u64,
+    block: &Block,
+    deadline: Deadline,
+) -> Result<Appended, StoreError> {
+    let mut is_in_doubt = false;
+    loop {
+        let outcome = store.append_if(after, block.clone(), deadline).await;
+        match &outcome {
+            Ok(Appended::Conflict { .. }) if is_in_doubt => {}
+            Err(error) if error.is_unknown() => is_in_doubt = true,
+            _ => return outcome,
+        }
+        if let Some(settled) = look(store, after, block, deadline).await {
+            return Ok(settled);
+        }
+        if deadline.limit("store", tokio::time::sleep(SETTLE_PAUSE)).await.is_err() || deadline.has_passed() {
+            return match outcome {
+                Ok(_) => Err(StoreError::Timeout { op: "append" }),
+                unknown => unknown,
+            };
+        }
+    }
+}
+
+/// Whether the entries of `block` stand behind `after`, others do, or none.
+async fn look(store: &dyn LogStore, after: u64, block: &Block, deadline: Deadline) -> Option<Appended> {
+    let mut found = Vec::new();
+    while found.len() < block.entries.len() {
+        let (from, max) = (after + 1 + found.len() as u64, block.entries.len() - found.len());
+        match store.read(from, max, deadline).await {
+            Ok(more) if more.is_empty() => break,
+            Ok(more) => found.extend(more),
+            Err(_) => return None,
+        }
+    }
+    if found.is_empty() {
+        return None;
+    }
+    if found == block.entries {
+        return Some(Appended::Yes);
+    }
+    // Blocks are whole, so a difference anywhere means another block.
+    let tail = store.tail(deadline).await.ok()?;
+    Some(Appended::Conflict { tail: tail.version })
+}

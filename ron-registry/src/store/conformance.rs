@@ -1,0 +1,234 @@
+//! What every engine for a log has to pass. Run [`check`] in the tests of yours.
+//!
+//! Each check gets a fresh, empty store. They say what is wrong in a panic, as tests do.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{Deadline, Supervisor, TaskEnd, TaskSpec};
+
+use super::{
+    Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot,
+    Tail, append,
+};
+
+/// Writers that race.
+const WRITERS: u64 = 16;
+/// Blocks that each of them wants to append.
+const BLOCKS: u64 = 20;
+
+const WRITER: TaskSpec = TaskSpec::new("ron-registry", "conformance_writer").what("appends in a race");
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn block(entries: impl IntoIterator<Item = String>) -> Block {
+    let entries: Vec<Bytes> = entries.into_iter().map(Bytes::from).collect();
+    let checkpoint = Bytes::from(format!("checkpoint of {:?}", entries.last()));
+    Block { entries, checkpoint }
+}
+
+/// Runs everything. `open` makes a fresh, empty store each time; writers run on `host`.
+///
+/// # Panics
+/// If the store does not do what a store must.
+pub async fn check<F, S>(host: &Supervisor, open: F)
+where
+    F: Fn() -> S,
+    S: Future<Output = Arc<dyn LogStore>>,
+{
+    appends_and_reads(&*open().await).await;
+    refuses_bad_blocks(&*open().await).await;
+    prunes_what_a_snapshot_covers(&*open().await).await;
+    races(host, open().await, None).await;
+    // Every third append says that it does not know: half of those took place.
+    races(host, open().await, Some(3)).await;
+}
+
+/// An append stands behind the version it names, and everything can be read again.
+async fn appends_and_reads(store: &dyn LogStore) {
+    let empty = Tail { first: 1, version: 0, checkpoint: None };
+    assert_eq!(store.tail(soon()).await, Ok(empty), "an empty log");
+    assert_eq!(store.read(1, 10, soon()).await, Ok(vec![]), "nothing to read");
+    let conflict = store.append_if(1, block(["x".into()]), soon()).await;
+    assert_eq!(conflict, Ok(Appended::Conflict { tail: 0 }), "nothing to stand behind");
+
+    let first = block(["one".into(), "two".into(), String::new()]);
+    assert_eq!(store.append_if(0, first.clone(), soon()).await, Ok(Appended::Yes));
+    assert_eq!(store.append_if(0, first, soon()).await, Ok(Appended::Conflict { tail: 3 }));
+    let second = block((4..300).map(|at| format!("entry {at}")));
+    assert_eq!(store.append_if(3, second.clone(), soon()).await, Ok(Appended::Yes));
+    let tail = Tail { first: 1, version: 299, checkpoint: Some(second.checkpoint) };
+    assert_eq!(store.tail(soon()).await, Ok(tail));
+
+    let mut read = Vec::new();
+    while read.len() < 299 {
+        let more = store.read(read.len() as u64 + 1, 50, soon()).await.expect("it can be read");
+        assert!(!more.is_empty() && more.len() <= 50, "at least one, at most as many as asked for");
+        read.extend(more);
+    }
+    assert_eq!(read[..3], ["one", "two", ""].map(Bytes::from));
+    assert!(read[3..].iter().zip(4..).all(|(entry, at)| *entry == format!("entry {at}")));
+    assert_eq!(store.read(300, 10, soon()).await, Ok(vec![]), "beyond the end");
+    assert_eq!(store.read(u64::MAX, 10, soon()).await, Ok(vec![]), "far beyond the end");
+}
+
+/// What is no block is refused, and leaves nothing behind.
+async fn refuses_bad_blocks(store: &dyn LogStore) {
+    let too_many = block((0..=BLOCK_ENTRIES_MAX).map(|at| at.to_string()));
+    let large = Bytes::from(vec![0; 65_000]);
+    let too_large = Block { entries: vec![large; BLOCK_BYTES_MAX / 65_000 + 1], checkpoint: Bytes::new() };
+    for bad in [block([]), too_many, too_large] {
+        let refused = store.append_if(0, bad, soon()).await;
+        assert!(matches!(refused, Err(StoreError::BadBlock { .. })), "{refused:?}");
+    }
+    assert_eq!(store.tail(soon()).await.map(|tail| tail.version), Ok(0));
+    let largest = Block { entries: vec![Bytes::from(vec![7; 65_535]); 64], checkpoint: Bytes::new() };
+    assert_eq!(store.append_if(0, largest.clone(), soon()).await, Ok(Appended::Yes));
+    let read = store.read(1, 1, soon()).await.expect("it can be read");
+    assert_eq!(read, largest.entries[..1]);
+}
+
+/// A snapshot is kept whole, what it covers may go, what it does not stays.
+async fn prunes_what_a_snapshot_covers(store: &dyn LogStore) {
+    for at in 0..40u64 {
+        let entries = (1..=10).map(|more| format!("{} {}", at * 10 + more, "x".repeat(1000)));
+        assert_eq!(store.append_if(at * 10, block(entries), soon()).await, Ok(Appended::Yes));
+    }
+    assert_eq!(store.snapshot(soon()).await, Ok(None));
+    let beyond = StoredSnapshot { version: 401, parts: vec!["part".into()] };
+    assert_eq!(store.prune(beyond, soon()).await, Ok(0), "of what is not there");
+    assert_eq!(store.snapshot(soon()).await, Ok(None));
+    let snapshot = StoredSnapshot { version: 255, parts: vec!["first".into(), "second".into()] };
+    store.prune(snapshot.clone(), soon()).await.expect("it is kept");
+    assert_eq!(store.snapshot(soon()).await, Ok(Some(snapshot.clone())));
+    let older = StoredSnapshot { version: 254, parts: vec!["older".into()] };
+    assert_eq!(store.prune(older, soon()).await, Ok(0));
+    assert_eq!(store.snapshot(soon()).await, Ok(Some(snapshot)));
+
+    let tail = store.tail(soon()).await.expect("it can be read");
+    assert!(tail.first <= 256 && tail.version == 400, "{tail:?}");
+    for version in [256, 300, 400] {
+        let read = store.read(version, 1, soon()).await.expect("it is not covered");
+        assert!(read[0].starts_with(format!("{version} ").as_bytes()));
+    }
+    if tail.first > 1 {
+        let gone = store.read(tail.first - 1, 1, soon()).await;
+        assert_eq!(gone, Err(StoreError::Pruned { first: tail.first }));
+    }
+    assert_eq!(store.append_if(400, block(["more".into()]), soon()).await, Ok(Appended::Yes));
+}
+
+/// However many write at once, and whatever they are told: one entry a version, and everything that was acknowledged is
+/// there once.
+async fn races(host: &Supervisor, store: Arc<dyn LogStore>, doubt: Option<u64>) {
+    let store: Arc<dyn LogStore> = match doubt {
+        Some(every) => Arc::new(Doubtful { store, every, calls: AtomicU64::new(0) }),
+        None => store,
+    };
+    let mut writers = Vec::new();
+    for writer in 0..WRITERS {
+        let store = Arc::clone(&store);
+        writers.push(host.spawn(WRITER, move |_| race(store, writer)));
+    }
+    for writer in &writers {
+        let end = writer.ended().await;
+        assert_eq!(end, TaskEnd::Completed, "a writer failed");
+    }
+    let mut seen = HashSet::new();
+    let mut version = 1;
+    loop {
+        let entries = store.read(version, BLOCK_ENTRIES_MAX, soon()).await.expect("it can be read");
+        if entries.is_empty() {
+            break;
+        }
+        for entry in entries {
+            assert!(seen.insert(entry.clone()), "{entry:?} is there twice, the second time at {version}");
+            version += 1;
+        }
+    }
+    for writer in 0..WRITERS {
+        for number in 0..BLOCKS {
+            for half in ["a", "b"] {
+                let entry = Bytes::from(format!("{writer} {number}{half}"));
+                assert!(seen.contains(&entry), "{entry:?} was acknowledged and is not there");
+            }
+        }
+    }
+    assert_eq!(seen.len() as u64, WRITERS * BLOCKS * 2, "nothing else is there");
+}
+
+async fn race(store: Arc<dyn LogStore>, writer: u64) {
+    for number in 0..BLOCKS {
+        let block = block(["a", "b"].map(|half| format!("{writer} {number}{half}")));
+        loop {
+            let after = store.tail(soon()).await.expect("it can be read").version;
+            match append(&*store, after, &block, soon()).await {
+                Ok(Appended::Yes) => break,
+                Ok(Appended::Conflict { .. }) | Err(StoreError::Busy { .. }) => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("append: {error}"),
+            }
+        }
+    }
+}
+
+/// A store whose answers get lost: some appends take place and some do not, and both say that they do not know.
+#[derive(Debug)]
+struct Doubtful {
+    store: Arc<dyn LogStore>,
+    every: u64,
+    calls: AtomicU64,
+}
+
+impl LogStore for Doubtful {
+    fn append_if(
+        &self,
+        after: u64,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        Box::pin(async move {
+            let call = self.calls.fetch_add(1, Ordering::Relaxed);
+            let lost = || Err(StoreError::Unknown { message: "the answer was lost".into() });
+            match call % (2 * self.every) {
+                0 => lost(),
+                at if at == self.every => {
+                    let _ = self.store.append_if(after, block, deadline).await;
+                    lost()
+                }
+                _ => self.store.append_if(after, block, deadline).await,
+            }
+        })
+    }
+
+    fn read(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>> {
+        self.store.read(from, max, deadline)
+    }
+
+    fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>> {
+        self.store.tail(deadline)
+    }
+
+    fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.store.prune(snapshot, deadline)
+    }
+
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
+        self.store.snapshot(deadline)
+    }
+}

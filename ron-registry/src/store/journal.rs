@@ -1,0 +1,431 @@
+//! A log on the family's journal: one block is one record, so that it is there whole or not at all, and one sync.
+//!
+//! What is kept in memory is where each block begins. It is rebuilt by reading the journal through when it is opened.
+//! The journal is locked by its owner, so nobody else appends; the only doubt is about an append whose caller did not
+//! wait, and that is settled by reading on from the last block that is known.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Deadline, Lock, LockSpec, Spawner, Supervisor,
+    disk::Disk,
+    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Record, Salts, Settings},
+};
+
+use super::{
+    Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail, check_block,
+};
+use crate::logic::tiles::{read_bundle, write_bundle};
+
+pub(crate) const INDEX: LockSpec = LockSpec::new("ron-registry", "log_index", 410)
+    .guards("where blocks and snapshots are in the journal; held for a few lookups");
+
+const BLOCK: u8 = 1;
+const SNAPSHOT: u8 = 2;
+
+/// What a block is preceded by: the first version, how many entries, bytes of them.
+const BLOCK_HEAD: usize = 16;
+/// What a part of a snapshot is preceded by: its version, its number, how many there are.
+const PART_HEAD: usize = 16;
+/// Parts in the largest snapshot: a thousand million names.
+const PARTS_MAX: u32 = 1 << 16;
+
+/// How long reading the journal through may take when it is opened; there is nothing to do meanwhile.
+const OPENING: Duration = Duration::from_secs(24 * 3600);
+
+/// The knobs of the journal under a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalStoreSettings {
+    /// Size at which a file of the journal is full. Pruning frees whole files, so smaller ones free sooner.
+    pub segment_bytes: u32,
+    /// Where the salts of files come from; a seed for simulations.
+    pub salts: Salts,
+}
+
+impl Default for JournalStoreSettings {
+    fn default() -> Self {
+        JournalStoreSettings { segment_bytes: 64 << 20, salts: Salts::Random }
+    }
+}
+
+/// A log in a directory.
+#[derive(Debug)]
+pub struct JournalStore {
+    journal: Journal,
+    spawner: Spawner,
+    index: Arc<Lock<Index>>,
+}
+
+/// What is where.
+#[derive(Debug, Default)]
+struct Index {
+    /// First version and place of each block.
+    blocks: VecDeque<(u64, Position)>,
+    tail: u64,
+    checkpoint: Option<Bytes>,
+    /// The newest snapshot that is whole: its version, and where its parts are.
+    snapshot: Option<(u64, Vec<Position>)>,
+    /// Parts of one that is not yet.
+    parts: BTreeMap<u32, Position>,
+    parts_of: u64,
+    /// Where to read on.
+    end: Option<Position>,
+    /// Whether an append was given up on, so that there may be more than is known: how many were before it.
+    doubt: Option<u64>,
+    doubts: u64,
+    /// Whether an append runs. What it writes is for it to learn.
+    is_appending: bool,
+}
+
+impl Index {
+    fn first(&self) -> u64 {
+        self.blocks.front().map_or(self.tail + 1, |(first, _)| *first)
+    }
+
+    /// Learns a record that follows what is known.
+    fn learn(&mut self, record: &Record) -> Result<(), StoreError> {
+        let damaged = |what| StoreError::Damaged { message: format!("{what} at {}", record.position) };
+        match record.kind {
+            BLOCK => {
+                let (first, entries, checkpoint) =
+                    read_block(&record.payload).ok_or(damaged("a record that is no block"))?;
+                let is_start = self.blocks.is_empty() && self.tail == 0;
+                if !is_start && first != self.tail + 1 {
+                    return Err(damaged("a block that does not follow the one before it"));
+                }
+                self.blocks.push_back((first, record.position));
+                self.tail = first + entries.len() as u64 - 1;
+                self.checkpoint = Some(checkpoint);
+            }
+            SNAPSHOT => {
+                let (version, part, parts, _) =
+                    read_part(&record.payload).ok_or(damaged("a record that is no snapshot"))?;
+                if part == 0 {
+                    self.parts.clear();
+                    self.parts_of = version;
+                }
+                // Parts stand in order behind each other; what a crash cut off never becomes whole.
+                if version == self.parts_of && part as usize == self.parts.len() {
+                    self.parts.insert(part, record.position);
+                }
+                if self.parts.len() == parts as usize && version == self.parts_of {
+                    let places = std::mem::take(&mut self.parts).into_values().collect();
+                    self.snapshot = Some((version, places));
+                }
+            }
+            _ => return Err(damaged("a record of a kind that is not known")),
+        }
+        self.end = Some(record.position);
+        Ok(())
+    }
+
+    /// The place of the block that holds this version.
+    fn block_of(&self, version: u64) -> Option<(u64, Position)> {
+        let after = self.blocks.partition_point(|(first, _)| *first <= version);
+        after.checked_sub(1).map(|at| self.blocks[at])
+    }
+}
+
+impl JournalStore {
+    /// Opens the log in `dir` of `disk`, or begins one. Its writer runs on `supervisor`, and adds the gate `registry.log`.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] if what was acknowledged cannot be read, and failures of the disk.
+    pub async fn open(
+        supervisor: &Supervisor,
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        settings: JournalStoreSettings,
+    ) -> Result<Self, StoreError> {
+        let settings = Settings {
+            name: "registry.log",
+            segment_bytes: settings.segment_bytes,
+            on_damage: OnDamage::Refuse,
+            salts: settings.salts,
+            ..Settings::default()
+        };
+        let (journal, _) = Journal::open(supervisor, disk, dir, settings).await.map_err(of_journal)?;
+        let reader = journal.reader();
+        let scan = move || {
+            let mut index = Index::default();
+            read_on(&reader, &mut index).map(|()| index)
+        };
+        let index = supervisor.blocking("log_open", Deadline::after(OPENING), scan).await??;
+        // A log whose beginning is gone can be gone on with only from a snapshot.
+        let first = index.first();
+        let is_covered = index.snapshot.as_ref().is_some_and(|(version, _)| version + 1 >= first);
+        if first > 1 && index.tail > 0 && !is_covered {
+            let message = format!("the log begins at {first} and no snapshot covers what is before");
+            return Err(StoreError::Damaged { message });
+        }
+        let index = Arc::new(Lock::new(INDEX, index, supervisor.metrics()));
+        Ok(JournalStore { journal, spawner: supervisor.spawner(), index })
+    }
+
+    async fn blocking<R: Send + 'static>(
+        &self,
+        deadline: Deadline,
+        work: impl FnOnce(Reader, &Lock<Index>) -> Result<R, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        let (reader, index) = (self.journal.reader(), Arc::clone(&self.index));
+        self.spawner.blocking("log_read", deadline, move || work(reader, &index)).await?
+    }
+
+    /// Finds out about an append that was given up on.
+    async fn settle(&self, deadline: Deadline) -> Result<(), StoreError> {
+        loop {
+            let Some(doubt) = self.index.lock().doubt else { return Ok(()) };
+            // Behind everything that was handed to the writer before.
+            self.journal.sync(deadline).await.map_err(of_journal)?;
+            let read = move |reader: Reader, index: &Lock<Index>| {
+                let mut index = index.lock();
+                // Unless somebody else has found out meanwhile, and gone on.
+                if index.doubt == Some(doubt) {
+                    read_on(&reader, &mut index)?;
+                    index.doubt = None;
+                }
+                Ok(())
+            };
+            self.blocking(deadline, read).await?;
+        }
+    }
+
+    async fn append_block(
+        &self,
+        after: u64,
+        block: Block,
+        deadline: Deadline,
+    ) -> Result<Appended, StoreError> {
+        check_block(&block)?;
+        self.settle(deadline).await?;
+        {
+            let mut index = self.index.lock();
+            if index.is_appending || index.doubt.is_some() {
+                return Err(StoreError::Busy { what: "log", retry_after: Duration::from_millis(1) });
+            }
+            if index.tail != after {
+                return Ok(Appended::Conflict { tail: index.tail });
+            }
+            index.is_appending = true;
+        }
+        // Whoever drops this future from here on leaves a doubt behind.
+        let mut appending = Appending { index: &self.index, is_known: false };
+        let payload = write_block(after + 1, &block);
+        let written = self.journal.append(BLOCK, payload.clone(), deadline).await.map_err(of_journal);
+        appending.is_known = !matches!(&written, Err(error) if error.is_unknown());
+        let position = written?;
+        self.index.lock().learn(&Record { position, kind: BLOCK, payload })?;
+        Ok(Appended::Yes)
+    }
+
+    async fn read_entries(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Bytes>, StoreError> {
+        self.settle(deadline).await?;
+        let found = {
+            let index = self.index.lock();
+            if from < index.first() {
+                return Err(StoreError::Pruned { first: index.first() });
+            }
+            if from > index.tail { None } else { index.block_of(from) }
+        };
+        let Some((first, position)) = found else { return Ok(Vec::new()) };
+        let record = self.journal.read(position, deadline).await;
+        let payload = match record {
+            Ok(record) => record.payload,
+            // It was pruned since.
+            Err(JournalError::NoRecord { .. }) => {
+                return Err(StoreError::Pruned { first: self.index.lock().first() });
+            }
+            Err(error) => return Err(of_journal(error)),
+        };
+        let damaged = || StoreError::Damaged { message: format!("a record that is no block at {position}") };
+        let (_, entries, _) = read_block(&payload).ok_or_else(damaged)?;
+        let skip = (from - first) as usize;
+        Ok(entries.into_iter().skip(skip).take(max).collect())
+    }
+
+    async fn keep_snapshot(&self, snapshot: StoredSnapshot, deadline: Deadline) -> Result<u64, StoreError> {
+        self.settle(deadline).await?;
+        let parts = u32::try_from(snapshot.parts.len()).unwrap_or(u32::MAX);
+        {
+            let index = self.index.lock();
+            let is_newer = index.snapshot.as_ref().is_none_or(|(version, _)| *version < snapshot.version);
+            if !is_newer || snapshot.version > index.tail || !(1..=PARTS_MAX).contains(&parts) {
+                return Ok(0);
+            }
+        }
+        let mut places = Vec::new();
+        for (number, part) in (0..parts).zip(&snapshot.parts) {
+            let payload = write_part(snapshot.version, number, parts, part);
+            places.push(self.journal.append(SNAPSHOT, payload, deadline).await.map_err(of_journal)?);
+        }
+        let keep_from = {
+            let mut index = self.index.lock();
+            index.snapshot = Some((snapshot.version, places));
+            // Files from which on the next entry and the snapshot are. The last block stays, for its checkpoint.
+            let next = (snapshot.version + 1).min(index.tail);
+            let entries = index.block_of(next).map(|(_, position)| position.segment);
+            let parts = index.snapshot.iter().flat_map(|(_, places)| places).map(|place| place.segment).min();
+            entries.into_iter().chain(parts).min().unwrap_or(0)
+        };
+        let before: u64 =
+            self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
+        {
+            // Not to be found any more before they are gone.
+            let mut index = self.index.lock();
+            while index.blocks.front().is_some_and(|(_, position)| position.segment < keep_from) {
+                index.blocks.pop_front();
+            }
+        }
+        self.journal.remove_before(keep_from, deadline).await.map_err(of_journal)?;
+        let after: u64 =
+            self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
+        Ok(before.saturating_sub(after))
+    }
+
+    async fn read_snapshot(&self, deadline: Deadline) -> Result<Option<StoredSnapshot>, StoreError> {
+        let Some((version, places)) = self.index.lock().snapshot.clone() else { return Ok(None) };
+        let mut parts = Vec::new();
+        for position in places {
+            let record = self.journal.read(position, deadline).await.map_err(of_journal)?;
+            let damaged =
+                || StoreError::Damaged { message: format!("a record that is no snapshot at {position}") };
+            parts.push(read_part(&record.payload).ok_or_else(damaged)?.3);
+        }
+        Ok(Some(StoredSnapshot { version, parts }))
+    }
+}
+
+/// Lets the next append begin, however this one ended.
+struct Appending<'a> {
+    index: &'a Lock<Index>,
+    is_known: bool,
+}
+
+impl Drop for Appending<'_> {
+    fn drop(&mut self) {
+        let mut index = self.index.lock();
+        index.is_appending = false;
+        if !self.is_known {
+            index.doubt = Some(index.doubts);
+            index.doubts += 1;
+        }
+    }
+}
+
+impl LogStore for JournalStore {
+    fn append_if(
+        &self,
+        after: u64,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        Box::pin(self.append_block(after, block, deadline))
+    }
+
+    fn read(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>> {
+        Box::pin(self.read_entries(from, max, deadline))
+    }
+
+    fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>> {
+        Box::pin(async move {
+            self.settle(deadline).await?;
+            let index = self.index.lock();
+            Ok(Tail { first: index.first(), version: index.tail, checkpoint: index.checkpoint.clone() })
+        })
+    }
+
+    fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(self.keep_snapshot(snapshot, deadline))
+    }
+
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
+        Box::pin(self.read_snapshot(deadline))
+    }
+}
+
+/// Learns what the journal has behind what is known.
+fn read_on(reader: &Reader, index: &mut Index) -> Result<(), StoreError> {
+    for item in reader.scan(index.end.unwrap_or(Position::START)) {
+        match item.map_err(of_journal)? {
+            Item::Record(record) if Some(record.position) == index.end => {}
+            Item::Record(record) => index.learn(&record)?,
+            Item::Damaged(damage) => return Err(of_journal(JournalError::Damaged { damage })),
+        }
+    }
+    Ok(())
+}
+
+fn write_block(first: u64, block: &Block) -> Bytes {
+    let bundle = write_bundle(&block.entries);
+    let mut payload = Vec::with_capacity(BLOCK_HEAD + bundle.len() + block.checkpoint.len());
+    payload.extend_from_slice(&first.to_be_bytes());
+    payload.extend_from_slice(&(block.entries.len() as u32).to_be_bytes());
+    payload.extend_from_slice(&(bundle.len() as u32).to_be_bytes());
+    payload.extend_from_slice(&bundle);
+    payload.extend_from_slice(&block.checkpoint);
+    payload.into()
+}
+
+/// The first version, the entries and the checkpoint of a block.
+fn read_block(payload: &Bytes) -> Option<(u64, Vec<Bytes>, Bytes)> {
+    let (first, rest) = payload.split_first_chunk()?;
+    let (count, rest) = rest.split_first_chunk()?;
+    let (bytes, rest) = rest.split_first_chunk()?;
+    let (first, count) = (u64::from_be_bytes(*first), u16::try_from(u32::from_be_bytes(*count)).ok()?);
+    let bytes = usize::try_from(u32::from_be_bytes(*bytes)).ok()?;
+    let (bundle, checkpoint) = rest.split_at_checked(bytes)?;
+    if first == 0 || count == 0 || bytes > BLOCK_BYTES_MAX + 2 * usize::from(count) {
+        return None;
+    }
+    let entries = read_bundle(bundle, count)?.into_iter().map(|entry| payload.slice_ref(entry)).collect();
+    Some((first, entries, payload.slice_ref(checkpoint)))
+}
+
+fn write_part(version: u64, part: u32, parts: u32, bytes: &Bytes) -> Bytes {
+    let mut payload = Vec::with_capacity(PART_HEAD + bytes.len());
+    payload.extend_from_slice(&version.to_be_bytes());
+    payload.extend_from_slice(&part.to_be_bytes());
+    payload.extend_from_slice(&parts.to_be_bytes());
+    payload.extend_from_slice(bytes);
+    payload.into()
+}
+
+/// Version, number, how many, and the bytes of a part.
+fn read_part(payload: &Bytes) -> Option<(u64, u32, u32, Bytes)> {
+    let (version, rest) = payload.split_first_chunk()?;
+    let (part, rest) = rest.split_first_chunk()?;
+    let (parts, rest) = rest.split_first_chunk()?;
+    let (part, parts) = (u32::from_be_bytes(*part), u32::from_be_bytes(*parts));
+    let is_good = part < parts && parts <= PARTS_MAX;
+    is_good.then(|| (u64::from_be_bytes(*version), part, parts, payload.slice_ref(rest)))
+}
+
+fn of_journal(error: JournalError) -> StoreError {
+    match error {
+        JournalError::Busy { what, retry_after } => StoreError::Busy { what, retry_after },
+        JournalError::Timeout { op } => StoreError::Timeout { op },
+        JournalError::Canceled => StoreError::Canceled,
+        JournalError::Panicked { op } => StoreError::Panicked { op },
+        JournalError::NoSpace => StoreError::NoSpace,
+        JournalError::Damaged { .. } => StoreError::Damaged { message: error.to_string() },
+        // A write or a sync failed: what of it is on disk shows when the journal is opened again.
+        JournalError::Disk(_) => StoreError::Unknown { message: error.to_string() },
+        other => StoreError::Failed { message: other.to_string() },
+    }
+}

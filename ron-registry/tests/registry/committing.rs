@@ -1,0 +1,418 @@
+//! Proposing, approving, committing, and reading what was committed.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use ron_core::{ContentId, Deadline, Metrics, prometheus_client::registry::Registry as Prometheus};
+use ron_registry::{
+    Action, Checkpoint, LogTrust, Outcome, Proposal, Refused, Registry, RegistryError, Settings, Tile,
+    store::{LogStore, MemoryStore, StoreError},
+    verify_consistency,
+};
+
+use super::world::{
+    DAY, LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal,
+    policy, signer, soon, start,
+};
+
+fn missing(outcome: Outcome) -> Vec<String> {
+    match outcome {
+        Outcome::Pending { missing, .. } => missing,
+        committed => panic!("{committed:?}"),
+    }
+}
+
+/// What a scrape sees of one counter.
+fn scraped(registry: &Prometheus, line: &str) -> String {
+    let mut text = String::new();
+    ron_core::prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text.lines().find(|found| found.starts_with(line)).unwrap_or_default().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_of_three_decide_and_anybody_can_check() {
+    let host = host();
+    let (registry, _) = founded(&host, 2, 3).await;
+    let proposal = draft(&registry, "tools/a", "hello");
+    assert_eq!(missing(registry.propose(proposal.clone(), soon()).await.unwrap()), ["s0", "s1", "s2"]);
+    let [first, second] = [0, 2].map(|seed| proposal.approve(&signer(seed), proposal.expires()));
+    assert_eq!(missing(registry.approve(first.clone(), soon()).await.unwrap()), ["s1", "s2"]);
+    let pending = registry.pending(soon()).await.unwrap();
+    assert_eq!((pending.len(), &pending[0].missing[..]), (1, &["s1".to_owned(), "s2".to_owned()][..]));
+    assert_eq!(missing(registry.approve(first.clone(), soon()).await.unwrap()), ["s1", "s2"], "once is once");
+    let Outcome::Committed(receipt) = registry.approve(second.clone(), soon()).await.unwrap() else {
+        panic!("two of three have approved")
+    };
+    assert_eq!((receipt.version, receipt.proposal), (2, proposal.id()));
+    // The same again, whichever way, is the same.
+    for again in [registry.approve(second, soon()).await, registry.propose(proposal.clone(), soon()).await] {
+        assert_eq!(again, Ok(Outcome::Committed(receipt.clone())));
+    }
+    assert!(registry.pending(soon()).await.unwrap().is_empty());
+
+    // Everything below is checked with nothing but the log's key.
+    let trust = LogTrust::new(registry.log_key());
+    assert_eq!(trust.open(&receipt.checkpoint).unwrap().size, 2, "the receipt is covered by a signed head");
+    let entry = registry.entry(2, soon()).await.unwrap();
+    registry.prove(2).unwrap().verify(entry.encoded(), &trust).unwrap();
+    let name = "tools/a".parse().unwrap();
+    let latest = registry.name(&name).unwrap().verify(&name, &trust).unwrap().unwrap();
+    assert_eq!((latest.version, latest.content), (2, Some(ContentId::of(b"hello"))));
+    let absent = "tools/b".parse().unwrap();
+    assert_eq!(registry.name(&absent).unwrap().verify(&absent, &trust), Ok(None));
+    assert!(registry.name(&absent).unwrap().verify(&name, &trust).is_err());
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_fit_is_told_why() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
+    let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    let early = draft(&registry, "a", "x");
+    assert_eq!(
+        registry.propose(early, soon()).await,
+        Err(RegistryError::Refused(Refused::Beginning { founded: false }))
+    );
+    let receipt = registry.found(policy(1, 2), soon()).await.unwrap();
+    assert_eq!(registry.found(policy(1, 2), soon()).await, Ok(receipt), "the same beginning again");
+    assert!(registry.found(policy(2, 2), soon()).await.is_err());
+    let found = registry.draft(Action::Found { policy: Arc::new(policy(1, 1)) }, DAY).unwrap();
+    let refused = registry.propose(found, soon()).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Form(_)), "a beginning is not proposed: {refused:?}");
+
+    let fixed = |head| {
+        let action = draft(&registry, "a", "x").action().clone();
+        Proposal::new(ORIGIN, 1, draft(&registry, "a", "x").expires(), action, Some(head)).unwrap()
+    };
+    let stale = fixed(registry.head());
+    bind(&registry, "b", "y", &[0]).await.unwrap();
+    let head = registry.head();
+    assert_eq!(registry.propose(stale, soon()).await, Err(RegistryError::ChainMismatch { head }));
+    assert_eq!(
+        scraped(&scrape, "ron_registry_commit_cas_fail_total"),
+        "ron_registry_commit_cas_fail_total 1"
+    );
+    let fresh = fixed(head);
+    let with = approvals(&fresh, &[0]);
+    assert!(matches!(registry.submit(fresh, with, soon()).await, Ok(Outcome::Committed(_))));
+
+    let proposal = draft(&registry, "c", "z");
+    let stranger = proposal.approve(&signer(7), proposal.expires());
+    registry.propose(proposal.clone(), soon()).await.unwrap();
+    let refused = registry.approve(stranger, soon()).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Refused(Refused::NotASigner { .. })), "{refused:?}");
+    let late = proposal.approve(&signer(0), 5);
+    assert_eq!(registry.approve(late, soon()).await, Err(RegistryError::Refused(Refused::Expired { at: 5 })));
+    let mut bytes = proposal.approve(&signer(0), proposal.expires()).encode();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    let forged = ron_registry::Approval::decode(&bytes).unwrap();
+    assert!(matches!(registry.approve(forged, soon()).await, Err(RegistryError::BadApproval(_))));
+    let elsewhere = Proposal::new("other", 1, u64::MAX, proposal.action().clone(), None).unwrap();
+    let elsewhere = elsewhere.approve(&signer(0), u64::MAX);
+    assert!(matches!(
+        registry.approve(elsewhere, soon()).await,
+        Err(RegistryError::Refused(Refused::OtherLog { .. }))
+    ));
+    for reason in ["not_a_signer", "expired", "signature", "other_log"] {
+        let line = format!("ron_registry_approval_rejects_total{{reason=\"{reason}\"}}");
+        assert_eq!(scraped(&scrape, &line), format!("{line} 1"));
+    }
+    assert_eq!(scraped(&scrape, "ron_registry_pending_proposals"), "ron_registry_pending_proposals 1.0");
+    assert_eq!(scraped(&scrape, "ron_registry_commits_total"), "ron_registry_commits_total 3");
+    assert_eq!(scraped(&scrape, "ron_registry_head_version"), "ron_registry_head_version 3.0");
+    assert_eq!(scraped(&scrape, "ron_registry_commit_seconds_count"), "ron_registry_commit_seconds_count 3");
+    assert_eq!(registry.entry(9, soon()).await, Err(RegistryError::NotFound { head: 3 }));
+    assert_eq!(registry.prove(9).unwrap_err(), RegistryError::NotFound { head: 3 });
+    assert_eq!(registry.prove_consistency(1, 9), Err(RegistryError::NotFound { head: 3 }));
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pending_proposal_expires() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let action = draft(&registry, "a", "x").action().clone();
+    let soon_over = registry.draft(action, Duration::from_secs(60)).unwrap();
+    registry.propose(soon_over.clone(), soon()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert!(registry.pending(soon()).await.unwrap().is_empty());
+    let late = soon_over.approve(&signer(0), u64::MAX);
+    assert_eq!(registry.approve(late, soon()).await, Err(RegistryError::Refused(Refused::UnknownProposal)));
+    let settings = registry.settings();
+    let pending = ron_registry::Limits { pending_max: 1, lifetime_ms_max: 1000, ..settings.pending };
+    registry.reload(Settings { pending, ..settings }).unwrap();
+    let long = draft(&registry, "a", "x");
+    assert!(matches!(
+        registry.propose(long, soon()).await,
+        Err(RegistryError::Refused(Refused::TooLong { limit_ms: 1000 }))
+    ));
+    host.shutdown().await;
+}
+
+/// A batch of independent commits is one sync, and each caller has a receipt of its own.
+#[tokio::test(start_paused = true)]
+async fn many_at_once_are_few_blocks() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    store.be(Oddity::Slow(Duration::from_millis(10)));
+    let before = store.appends.load(Ordering::Relaxed);
+    let bound = bind_many(&host, &registry, 0..400).await;
+    let mut versions: Vec<_> = bound.into_iter().map(|bound| bound.unwrap().version).collect();
+    versions.sort_unstable();
+    assert_eq!(versions, (2..402).collect::<Vec<_>>());
+    let blocks = store.appends.load(Ordering::Relaxed) - before;
+    assert!(blocks <= 4, "{blocks} blocks");
+
+    let trust = LogTrust::new(registry.log_key());
+    for version in [1, 2, 255, 256, 257, 401] {
+        let entry = registry.entry(version, soon()).await.unwrap();
+        registry.prove(version).unwrap().verify(entry.encoded(), &trust).unwrap();
+    }
+    // The tiles and bundles that others fetch.
+    let full: Tile = "tile/entries/000".parse().unwrap();
+    let bundle = registry.tile(full, soon()).await.unwrap();
+    let entries = ron_registry::logic::tiles::read_bundle(&bundle, 256).unwrap();
+    let leaves = registry.tile("tile/0/000".parse().unwrap(), soon()).await.unwrap();
+    for (entry, hash) in entries.iter().zip(leaves.chunks(32)) {
+        assert_eq!(ron_registry::TreeHash::of_leaf(entry).as_bytes(), hash);
+    }
+    let beyond = registry.tile("tile/0/001.p/146".parse().unwrap(), soon()).await;
+    assert_eq!(beyond, Err(RegistryError::NotFound { head: 401 }));
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rotation_takes_effect_at_once() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let waits = draft(&registry, "a", "x");
+    registry.propose(waits.clone(), soon()).await.unwrap();
+    let new = ron_registry::Policy::of(
+        1,
+        vec![ron_registry::Signer { name: "new".into(), key: signer(5).public_key(), expires: None }],
+    );
+    let rotate = registry.draft(Action::Rotate { policy: Arc::new(new.unwrap()) }, DAY).unwrap();
+    let with = approvals(&rotate, &[0]);
+    assert_eq!(missing(registry.submit(rotate.clone(), with, soon()).await.unwrap()), ["new"]);
+    let last = rotate.approve(&signer(5), rotate.expires());
+    assert!(matches!(registry.approve(last, soon()).await, Ok(Outcome::Committed(_))));
+    assert_eq!(registry.policy().unwrap().0, 2);
+    let old = waits.approve(&signer(0), waits.expires());
+    assert_eq!(registry.approve(old, soon()).await, Err(RegistryError::Refused(Refused::UnknownProposal)));
+    assert!(bind(&registry, "a", "x", &[5]).await.is_ok());
+    host.shutdown().await;
+}
+
+/// Two committers on one store: no version is given twice, what does not conflict is decided again, what does is told.
+#[tokio::test(start_paused = true)]
+async fn two_committers_share_a_store() {
+    let host = host();
+    let store = Arc::new(MemoryStore::new());
+    let first = start(store.clone(), &host).await;
+    first.found(policy(1, 1), soon()).await.unwrap();
+    let second = start(store.clone(), &host).await;
+    assert_eq!(second.head(), first.head());
+    for round in 0..10 {
+        let (one, two) = (format!("one/{round}"), format!("two/{round}"));
+        let (a, b) = tokio::join!(bind(&first, &one, "x", &[0]), bind(&second, &two, "y", &[0]));
+        assert_ne!(a.unwrap().version, b.unwrap().version);
+    }
+    // The same name with the same prior: one of them.
+    let (a, b) = tokio::join!(bind(&first, "same", "x", &[0]), bind(&second, "same", "y", &[0]));
+    let lost = match (a, b) {
+        (Ok(_), Err(lost)) | (Err(lost), Ok(_)) => lost,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(lost, RegistryError::Refused(Refused::NameMoved { .. })), "{lost:?}");
+    // The same proposal at both: once, and both say where.
+    let proposal = draft(&first, "twice", "x");
+    let with = || approvals(&proposal, &[0]);
+    let a = first.submit(proposal.clone(), with(), soon()).await.unwrap();
+    let b = second.submit(proposal.clone(), with(), soon()).await.unwrap();
+    assert_eq!(a, b);
+    let tail = store.tail(soon()).await.unwrap();
+    assert_eq!(tail.version, 1 + 20 + 1 + 1);
+    host.shutdown().await;
+    let host = self::host();
+    assert_eq!(start(store, &host).await.head().version, tail.version);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_settled() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    store.be(Oddity::Doubt);
+    assert_eq!(bind(&registry, "a", "x", &[0]).await.unwrap().version, 2);
+    assert_eq!(registry.head().version, 2);
+    host.shutdown().await;
+}
+
+/// A store that is away: callers are told in time, readers go on, and it is found again.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stalls_is_said_and_found_again() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
+    let registry = builder.start(store.clone(), &host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    store.be(Oddity::Slow(Duration::from_secs(3600)));
+    let proposal = draft(&registry, "a", "x");
+    let call = registry.submit(proposal.clone(), approvals(&proposal, &[0]), Deadline::after(DAY));
+    let watch = async {
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let status = registry.status();
+        assert!(!status.ready.writes && status.ready.reads, "{status:?}");
+        assert!(status.ready.closed().any(|gate| gate.name == "registry.commit"));
+    };
+    let (told, ()) = tokio::join!(call, watch);
+    assert_eq!(told, Err(RegistryError::Timeout { op: "commit" }), "at the timeout of the store");
+    assert!(registry.entry(1, soon()).await.is_ok(), "readers go on");
+    // While nobody knows where the log ends nothing is decided.
+    store.be(Oddity::Away);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let refused = bind(&registry, "b", "x", &[0]).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::StorageBusy { .. }), "{refused:?}");
+    store.be(Oddity::None);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(registry.status().ready.writes);
+    let append = "ron_registry_storage_backoff_total{op=\"append\"}";
+    assert_eq!(scraped(&scrape, append), format!("{append} 1"));
+    assert_ne!(scraped(&scrape, "ron_registry_backoff_retries_total{op=\"store\"}"), "");
+    assert_ne!(scraped(&scrape, "ron_registry_storage_backoff_total{op=\"verify\"}"), "");
+    // What was decided and could not be committed still has its approvals.
+    let again = registry.propose(proposal, soon()).await.unwrap();
+    assert!(matches!(again, Outcome::Committed(receipt) if receipt.version == 2));
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_store_refuses_and_goes_on_when_there_is_room() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    store.be(Oddity::Fail(StoreError::NoSpace));
+    let refused = bind(&registry, "a", "x", &[0]).await.unwrap_err();
+    assert!(
+        matches!(&refused, RegistryError::StorageBusy { message, .. } if message == "no space left"),
+        "{refused:?}"
+    );
+    assert!(refused.is_retryable());
+    assert!(!registry.status().ready.writes && registry.status().ready.reads);
+    assert_eq!(registry.head().version, 1);
+    store.be(Oddity::None);
+    assert_eq!(bind(&registry, "b", "x", &[0]).await.unwrap().version, 2);
+    assert!(registry.status().ready.writes);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn updates_have_no_holes() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let settings = Settings { committed_lane: 4, ..Settings::default() };
+    let small = super::world::start_with(Arc::new(MemoryStore::new()), &host, settings).await;
+    small.found(policy(1, 1), soon()).await.unwrap();
+    for registry in [registry, small] {
+        // One who reads from the beginning and is slow, and one who starts in the middle.
+        let (mut slow, mut late) = (registry.updates(1), registry.updates(50));
+        let checkpoints = [registry.checkpoint()];
+        bind_many(&host, &registry, 0..300).await;
+        for version in 1..=301 {
+            assert_eq!(slow.next().await.unwrap().unwrap().version, version);
+        }
+        assert_eq!(late.next().await.unwrap().unwrap().version, 50);
+        bind(&registry, "last", "x", &[0]).await.unwrap();
+        let update = slow.next().await.unwrap().unwrap();
+        assert_eq!((update.version, update.name), (302, Some("last".parse().unwrap())));
+        assert_eq!(update.b3, Some(ContentId::of(b"x")));
+        // From any head to any later one.
+        let trust = LogTrust::new(registry.log_key());
+        let (old, new) = (trust.open(&checkpoints[0]).unwrap(), trust.open(&registry.checkpoint()).unwrap());
+        let proof = registry.prove_consistency(old.size, new.size).unwrap();
+        verify_consistency((old.size, &old.root), (new.size, &new.root), &proof).unwrap();
+    }
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_is_found_again_and_another_is_not_taken_for_it() {
+    let (host, disk) = (host(), ron_core::sim::SimDisk::new());
+    let store = journal(&host, &disk).await.unwrap();
+    let registry = start(store, &host).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    let (head, before) = (registry.head(), disk.fork());
+    let proposal = draft(&registry, "b", "y");
+    let receipt = registry.submit(proposal.clone(), approvals(&proposal, &[0]), soon()).await.unwrap();
+    let seen = LogTrust::new(registry.log_key()).open(&registry.checkpoint()).unwrap();
+    host.shutdown().await;
+    drop(registry);
+
+    let host = self::host();
+    let registry = start(journal(&host, &disk).await.unwrap(), &host).await;
+    assert_eq!(registry.head().version, head.version + 1);
+    assert_eq!(registry.propose(proposal, soon()).await.unwrap(), receipt, "also after a restart");
+    host.shutdown().await;
+    drop(registry);
+
+    // A copy from before: whoever remembers a later head notices.
+    before.restart(ron_core::sim::CrashStyle::KeepAll);
+    let host = self::host();
+    let open = |seen: Checkpoint, key: [u8; 32], origin: &'static str| {
+        let (host, before) = (host.clone(), before.clone());
+        async move {
+            let group = host.child("log", Duration::from_secs(1), Metrics::default());
+            let store = journal(&group, &before).await.unwrap();
+            let started = Registry::builder(origin, key).seen(seen).clock(clock()).start(store, &group).await;
+            group.shutdown().await;
+            started.map(|registry| registry.head().version)
+        }
+    };
+    let old = Checkpoint { size: 0, root: ron_registry::TreeHash::of_nothing(), ..seen.clone() };
+    assert_eq!(open(old.clone(), LOG_KEY, ORIGIN).await, Ok(2));
+    let check = |result: Result<u64, RegistryError>, what: &str| match result {
+        Err(RegistryError::Untrusted { message }) => assert!(message.contains(what), "{message}"),
+        other => panic!("{other:?}"),
+    };
+    check(open(seen.clone(), LOG_KEY, ORIGIN).await, "not the log of 3 entries");
+    let forked = Checkpoint { size: 2, ..seen.clone() };
+    check(open(forked, LOG_KEY, ORIGIN).await, "not the log of 2 entries");
+    check(open(old.clone(), [1; 32], ORIGIN).await, "its checkpoint");
+    check(open(old, LOG_KEY, "example.com/other").await, "version 1");
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_cannot_be_are_named() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
+    let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    let settings = registry.settings();
+    let refused = registry.reload(Settings { proposals_lane: 7, ..settings.clone() }).unwrap_err();
+    assert!(matches!(refused, RegistryError::Config(_)), "{refused:?}");
+    assert!(registry.reload(Settings { verify_slice: 0, ..settings.clone() }).is_err());
+    assert_eq!(registry.settings(), settings, "nothing has changed");
+    registry.reload(Settings { verify_slice: 7, ..settings.clone() }).unwrap();
+    assert_eq!(registry.settings().verify_slice, 7);
+    let failed = "ron_registry_reload_fail_total{reason=\"config\"}";
+    assert_eq!(scraped(&scrape, failed), format!("{failed} 2"));
+    assert_eq!(scraped(&scrape, "ron_registry_reload_success_total"), "ron_registry_reload_success_total 1");
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let none = Settings { approvals_lane: 0, ..settings };
+    let refused =
+        Registry::builder(ORIGIN, LOG_KEY).settings(none).start(store.clone(), &host).await.unwrap_err();
+    assert!(refused.to_string().contains("settings"), "{refused}");
+    let refused = Registry::builder("no origin", LOG_KEY).start(store, &host).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Form(_)), "{refused:?}");
+    host.shutdown().await;
+}

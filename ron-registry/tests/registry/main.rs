@@ -1,0 +1,12 @@
+//! The registry from outside.
+
+#![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+
+mod committing;
+mod contract;
+mod crashes;
+mod formats;
+mod interop;
+mod stores;
+mod upkeep;
+mod world;
