@@ -16,11 +16,11 @@ use ron_core::{
 };
 use ron_dht::Dht;
 use ron_overlay::Overlay;
-use ron_storage::Store;
 use ron_registry::{
     Publisher, Registry, RegistryUpdated,
     store::{BoxFuture, JournalStore, JournalStoreSettings},
 };
+use ron_storage::Store;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
