@@ -151,7 +151,9 @@ pub(crate) fn take_turns<S>(
     Ok(series)
 }
 
+/// Of those that are numbers.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.retain(|value| !value.is_nan());
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,

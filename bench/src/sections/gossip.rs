@@ -49,7 +49,16 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
                     round += 1;
                     let numbers = [nodes, *publishers, round].map(|number| number.to_string());
                     let [nodes, publishers, round] = &numbers;
-                    Figures::of_process(&["--gossip-cell", name, nodes, publishers, round, scale])
+                    let measured =
+                        Figures::of_process(&["--gossip-cell", name, nodes, publishers, round, scale]);
+                    match measured {
+                        // Somebody else's network may not come together on a busy machine. The others go on.
+                        Err(error) if !name.starts_with("ron") => {
+                            eprintln!("{name}: {error}");
+                            Ok(Figures::default())
+                        }
+                        measured => measured,
+                    }
                 })
             });
             let mut series = take_turns(rounds, 0, contenders.collect())?;
