@@ -17,8 +17,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Supervisor, disk::RealDisk, http::Server};
-use ron_storage::Store;
+use ron_core::{Deadline, GateLimits, Supervisor, disk::RealDisk, http::Server};
+use ron_storage::{Settings, Store};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::measure::{Bench, Contender, Outcome, take_turns, whole};
 
@@ -46,7 +47,13 @@ const LOADS: [Load; 5] = [
     Load { what: "64 KiB, 16 connections", len: 64 << 10, objects: 1000, connections: 16, range: None },
     Load { what: "1 MiB, 16 connections", len: MIB, objects: 64, connections: 16, range: None },
     Load { what: "100 MiB, 4 connections", len: 100 * MIB, objects: 2, connections: 4, range: None },
-    Load { what: "64 KiB of 1 GiB, 16 connections", len: 1024 * MIB, objects: 1, connections: 16, range: Some(64 << 10) },
+    Load {
+        what: "64 KiB of 1 GiB, 16 connections",
+        len: 1024 * MIB,
+        objects: 1,
+        connections: 16,
+        range: Some(64 << 10),
+    },
 ];
 
 /// One run of `wrk`.
@@ -80,8 +87,12 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
             rounds,
             1,
             vec![
-                Contender::new("nginx", || wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)),
-                Contender::new("ron-storage", || wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)),
+                Contender::new("nginx", || {
+                    wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)
+                }),
+                Contender::new("ron-storage", || {
+                    wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)
+                }),
             ],
         )?;
         let each = load.range.unwrap_or(load.len) as f64 / MIB as f64;
@@ -116,12 +127,15 @@ fn content(load: &Load, number: usize) -> Vec<u8> {
     bytes
 }
 
-/// A process that ends with its owner.
+/// A process that ends with its owner. It is asked to, so that it can end its own.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        drop(self.0.stdin.take());
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
         let _ = self.0.wait();
     }
 }
@@ -202,8 +216,16 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
     let [dir, len, objects] = arguments else { return Err("directory, length, objects".into()) };
     let load = Load { what: "", len: len.parse()?, objects: objects.parse()?, connections: 0, range: None };
     crate::measure::runtime()?.block_on(async {
-        let host = Supervisor::new("serve");
-        let store = Store::builder().data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects").start(&host).await?;
+        let (host, default) = (Supervisor::new("serve"), Settings::default());
+        // One address asks for everything here, and may.
+        let limits =
+            GateLimits { per_second: 10_000_000, burst: 10_000_000, in_flight: 1024, ..default.total_limits };
+        let settings = Settings { client_limits: limits, total_limits: limits, ..default };
+        let store = Store::builder()
+            .settings(settings)
+            .data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects")
+            .start(&host)
+            .await?;
         let server = Server::builder(ron_storage::http::router(&store));
         let server = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).start(&host).await?;
         let mut out = std::io::stdout().lock();
@@ -232,7 +254,10 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
         ),
     };
     let script = dir.join("load.lua");
-    fs::write(&script, format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"))?;
+    fs::write(
+        &script,
+        format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"),
+    )?;
     let before = cpu(server)?;
     let mut command = Command::new("wrk");
     command.args(["-t1", "--latency", &format!("-c{}", load.connections), &format!("-d{seconds}s"), "-s"]);
@@ -243,10 +268,16 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
         return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
     }
     let field = |name: &str| -> Outcome<&str> {
-        let line = text.lines().find(|line| line.trim_start().starts_with(name)).ok_or_else(|| format!("no {name}: {text}"))?;
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .ok_or_else(|| format!("no {name}: {text}"))?;
         Ok(line.trim_start()[name.len()..].trim())
     };
-    let total = text.lines().find_map(|line| line.trim_start().split_once(" requests in ")).ok_or("wrk counts requests")?;
+    let total = text
+        .lines()
+        .find_map(|line| line.trim_start().split_once(" requests in "))
+        .ok_or("wrk counts requests")?;
     let requests: f64 = total.0.parse()?;
     let gib = requests * load.range.unwrap_or(load.len) as f64 / f64::from(1 << 30);
     Ok(Run {
