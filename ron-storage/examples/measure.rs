@@ -1,7 +1,7 @@
 //! Figures of a store on a real directory, beside the raw limits of the same disk.
 //!
-//! `measure DIR [puts] [large] [many] [threshold]`: small durable puts and gets, a gibibyte in and out, a million objects,
-//! and objects around the length at which they become files.
+//! `measure DIR [puts] [large] [huge] [many] [threshold]`: small durable puts and gets, a gibibyte and ten of them in and out, a
+//! million objects, and objects around the length at which they become files.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a tool for those who measure")]
 
@@ -225,6 +225,26 @@ async fn large(dir: &Path) {
     println!("1 GiB: median {:.2} of the lesser of the raw limits", shares[shares.len() / 2]);
 }
 
+async fn huge(dir: &Path) {
+    let (store, host) = open(dir, Settings::default()).await;
+    let before = rss();
+    let source = Gibibyte { piece: block(3, 1 << 20), left: 10_240, seed: 1 };
+    let began = now();
+    let stored = store.put(source, soon()).await.unwrap();
+    let (put, held) = (began.elapsed(), rss().saturating_sub(before) >> 10);
+    let began = now();
+    let mut reader = store.get(stored.id, .., soon()).await.unwrap();
+    while reader.next().await.unwrap().is_some() {}
+    println!(
+        "10 GiB: put {:.0} MiB/s, get {:.0} MiB/s; rss {held} MiB more after the put, {} after the get",
+        10_240.0 / put.as_secs_f64(),
+        10_240.0 / began.elapsed().as_secs_f64(),
+        rss().saturating_sub(before) >> 10,
+    );
+    drop(reader);
+    host.shutdown().await;
+}
+
 async fn many(dir: &Path) {
     let count = 1_000_000;
     let (store, host) = open(dir, Settings::default()).await;
@@ -315,6 +335,7 @@ async fn main() {
         match part.as_str() {
             "puts" => puts(&dir).await,
             "large" => large(&dir).await,
+            "huge" => huge(&dir).await,
             "many" => many(&dir).await,
             "threshold" => threshold(&dir).await,
             other => panic!("no part {other}"),

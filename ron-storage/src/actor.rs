@@ -141,6 +141,7 @@ pub(crate) async fn keep(keeper: Arc<Keeper>, inbox: Inbox<Errand>, stop: Stop) 
         metrics.histogram(UPKEEP_PAUSE_SECONDS),
         metrics.tally(COLLECTED, ""),
         metrics.tally(COMPACTED_BYTES, ""),
+        stop.clone(),
     );
     let gauges = [OBJECTS, OBJECT_BYTES, GARBAGE_BYTES, QUARANTINED].map(|spec| metrics.gauge(spec));
     let mut look = now();

@@ -6,7 +6,7 @@
 //! told from where on to read the journal before it relies on the table.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     future::poll_fn,
     sync::Arc,
@@ -22,7 +22,7 @@ pub(crate) const HOLDS: LockSpec = LockSpec::new("ron-storage", "holds", 705)
 
 /// The names that are held or in doubt.
 pub(crate) struct Holds {
-    names: Lock<HashMap<ContentId, Name>>,
+    names: Lock<BTreeMap<ContentId, Name>>,
 }
 
 #[derive(Default)]
@@ -43,7 +43,7 @@ pub(crate) struct Doubt {
 
 impl Holds {
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
-        Arc::new(Holds { names: Lock::new(HOLDS, HashMap::new(), metrics) })
+        Arc::new(Holds { names: Lock::new(HOLDS, BTreeMap::new(), metrics) })
     }
 
     /// Waits until nobody else holds `id`. Dropping the future leaves no trace.

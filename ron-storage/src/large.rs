@@ -10,7 +10,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -42,6 +42,9 @@ const HEADER: usize = 64;
 
 /// Files kept open for reading: a stream comes back for the same file every mebibyte.
 const OPEN_MAX: usize = 64;
+
+/// Bytes of a tree that wait to be written together: those of 64 MiB of an object.
+const NODES_HELD: usize = 64 << 10;
 
 /// The large objects of a store.
 pub(crate) struct Large {
@@ -98,8 +101,7 @@ impl Large {
                 created => created.map_err(of_disk)?,
             };
             let doom = Doom { large: Arc::clone(self), file: Some(file) };
-            let tree = self.disk.create(&self.path(file, "tree")).map_err(of_disk)?;
-            return Ok(Ingest { data, tree, doom });
+            return Ok(Ingest { data, tree: OnceLock::new(), doom });
         }
     }
 
@@ -295,7 +297,9 @@ impl Drop for Doom {
 #[derive(Debug)]
 pub(crate) struct Ingest {
     data: File,
-    tree: File,
+    /// Made when there is something to write to it: of five hundred objects that are being written, most are short, and a
+    /// process has a thousand descriptors.
+    tree: OnceLock<File>,
     doom: Doom,
 }
 
@@ -305,21 +309,41 @@ impl Ingest {
         self.data.write_at(offset, bytes).map_err(of_disk)
     }
 
-    /// Hashes the next piece and writes what is finished of the tree. Blocks.
+    fn tree(&self) -> Result<&File, StorageError> {
+        if self.tree.get().is_none() {
+            let Doom { large, .. } = &self.doom;
+            let made = large.disk.create(&large.path(self.file(), "tree")).map_err(of_disk)?;
+            // Only one at a time hashes.
+            let _ = self.tree.set(made);
+        }
+        Ok(self.tree.get().expect("it was just made"))
+    }
+
+    /// Hashes the next piece, and writes what is finished of the tree when it is much. Blocks.
     pub(crate) fn hash(&self, hashing: &mut Hashing, bytes: &[u8]) -> Result<(), StorageError> {
         hashing.hasher.update(bytes);
         let nodes = hashing.hasher.take_nodes();
-        self.tree.write_at(HEADER as u64 + hashing.nodes, &nodes).map_err(of_disk)?;
-        hashing.nodes += nodes.len() as u64;
+        hashing.nodes.extend_from_slice(&nodes);
+        if hashing.nodes.len() >= NODES_HELD {
+            self.write_nodes(hashing)?;
+        }
+        Ok(())
+    }
+
+    fn write_nodes(&self, hashing: &mut Hashing) -> Result<(), StorageError> {
+        self.tree()?.write_at(HEADER as u64 + hashing.written, &hashing.nodes).map_err(of_disk)?;
+        hashing.written += hashing.nodes.len() as u64;
+        hashing.nodes.clear();
         Ok(())
     }
 
     /// Ends the tree. Blocks.
-    pub(crate) fn finish(&self, hashing: Hashing) -> Result<(ContentId, u64), StorageError> {
-        let tree = hashing.hasher.finish();
-        self.tree.write_at(HEADER as u64 + hashing.nodes, &tree.nodes).map_err(of_disk)?;
+    pub(crate) fn finish(&self, mut hashing: Hashing) -> Result<(ContentId, u64), StorageError> {
+        let tree = std::mem::take(&mut hashing.hasher).finish();
+        hashing.nodes.extend_from_slice(&tree.nodes);
+        self.write_nodes(&mut hashing)?;
         let len = tree.shape.size();
-        self.tree.write_at(0, &header(&tree.id, len)).map_err(of_disk)?;
+        self.tree()?.write_at(0, &header(&tree.id, len)).map_err(of_disk)?;
         Ok((tree.id, len))
     }
 
@@ -327,7 +351,7 @@ impl Ingest {
     pub(crate) fn sync(&self) -> Result<(), StorageError> {
         if !is_planted(Bug::NoSync) {
             self.data.sync_data().map_err(of_disk)?;
-            self.tree.sync_data().map_err(of_disk)?;
+            self.tree()?.sync_data().map_err(of_disk)?;
         }
         if !is_planted(Bug::NoDirSync) {
             self.doom.large.disk.sync_dir(&self.doom.large.dir).map_err(of_disk)?;
@@ -350,5 +374,7 @@ impl Ingest {
 #[derive(Debug, Default)]
 pub(crate) struct Hashing {
     hasher: TreeHasher,
-    nodes: u64,
+    /// Finished and not written yet, and how many bytes are.
+    nodes: Vec<u8>,
+    written: u64,
 }

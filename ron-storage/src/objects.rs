@@ -381,8 +381,7 @@ impl Objects {
     /// Keeps a large object whose files are complete. `sync` makes them durable. Says whether it was here before.
     pub(crate) async fn put_large(
         &self,
-        id: ContentId,
-        len: u64,
+        (id, len): (ContentId, u64),
         ingest: Arc<Ingest>,
         put: Put,
         settings: &Settings,

@@ -25,6 +25,7 @@ use crate::{
         table::{Spot, Table},
     },
     objects::Parts,
+    settings::SMALL_BYTES_LIMIT,
 };
 
 const LOCK: &str = "LOCK";
@@ -112,7 +113,8 @@ pub(crate) async fn open(
         name: "storage.journal",
         segment_bytes: settings.segment_bytes,
         chunk_bytes: (settings.segment_bytes / 8).clamp(4096, 8 << 20),
-        record_bytes_max: settings.small_bytes_max.max(4096),
+        // Not `small_bytes_max`, which may have been larger when what is compacted now was put.
+        record_bytes_max: SMALL_BYTES_LIMIT,
         pending_bytes_max: PENDING_BYTES_MAX,
         on_damage: OnDamage::Report,
         opening: Opening::ReadLast,

@@ -95,7 +95,7 @@ impl Proof {
     fn read_next(&self, rest: &Range<u64>) -> Result<(u64, Pending), StorageError> {
         self.place.moved("get")?;
         let settings = self.inner.settings.load();
-        let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes));
+        let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes, 1));
         let groups = rest.start..rest.end.min(rest.start + (share / GROUP).max(1));
         let bytes = self.shape.group(groups.start).start..self.shape.group(groups.end - 1).end;
         let read = Read { id: self.id, bytes, proof: Some(Arc::clone(&self.wanted)) };

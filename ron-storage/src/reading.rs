@@ -71,7 +71,7 @@ impl Reader {
     fn read_next(&self) -> Result<Pending, StorageError> {
         self.place.moved("get")?;
         let settings = self.inner.settings.load();
-        let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes));
+        let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes, 1));
         // Up to a whole number of groups, so that the next piece begins with one and no group is hashed twice.
         let mut end = (self.rest.start + share) / share * share;
         if self.len <= u64::from(settings.small_bytes_max) {

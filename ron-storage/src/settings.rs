@@ -9,6 +9,9 @@ use crate::StorageError;
 /// Bytes of a group: what one hash of an object's tree covers, and so the least that can be verified.
 pub const GROUP_BYTES: u64 = 64 << 10;
 
+/// The most that `small_bytes_max` may be.
+pub(crate) const SMALL_BYTES_LIMIT: u32 = 4 << 20;
+
 /// The knobs of a store. Builder methods set them; [`Store::reload`](crate::Store::reload) changes those that can change
 /// while it runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,7 +128,7 @@ impl Settings {
         let small = u64::from(self.small_bytes_max);
         let chunk = u64::from(self.chunk_bytes);
         let in_range = [
-            ("small_bytes_max", small, small <= 4 << 20, "0..=4194304"),
+            ("small_bytes_max", small, self.small_bytes_max <= SMALL_BYTES_LIMIT, "0..=4194304"),
             (
                 "chunk_bytes",
                 chunk,

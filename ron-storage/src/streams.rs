@@ -1,7 +1,8 @@
 //! Who is being served: a stream has a place from its admission to its end.
 //!
-//! Places are what bounds memory, so the share of it that one stream may hold follows from how many there are. A stream
-//! that stands still keeps its place only until somebody else needs it: whoever finds all places taken takes the one that
+//! Places are what bounds memory: a stream may hold an eighth of what the others have left, and one group in any case. So
+//! few streams get large pieces, many get small ones, and all together hold no more than the budget and a group each. A
+//! stream that stands still keeps its place only until somebody else needs it: whoever finds all places taken takes the one that
 //! has stood still longest, if that is longer than the idle timeout.
 
 use std::{
@@ -31,6 +32,8 @@ pub(crate) struct Streams {
     most: usize,
     born: Instant,
     places: Lock<Places>,
+    /// What all streams together may hold by their last shares.
+    held: AtomicU64,
     open: Gauge,
     refused: Tally,
     revoked: Tally,
@@ -55,6 +58,7 @@ impl Streams {
             most,
             born: now(),
             places: Lock::new(PLACES, Places::default(), metrics),
+            held: AtomicU64::new(0),
             open: metrics.gauge(gauge),
             refused: metrics.tally(Counter::BusyRejections, what),
             revoked: metrics.tally(REVOKED, ""),
@@ -76,15 +80,7 @@ impl Streams {
         places.taken.insert(number, Arc::clone(&seat));
         self.open.set(places.taken.len() as f64);
         drop(places);
-        Ok(Place { streams: Arc::clone(self), number, seat, _pass: pass })
-    }
-
-    /// What one stream may hold at a time if all together may hold `budget`: whole groups, one at least, and no more than
-    /// `most`.
-    pub(crate) fn share(&self, budget: u64, most: u32) -> u32 {
-        let open = self.places.lock().taken.len().max(1) as u64;
-        let groups = (budget / open / GROUP_BYTES).max(1).min(u64::from(most) / GROUP_BYTES);
-        u32::try_from(groups * GROUP_BYTES).unwrap_or(most)
+        Ok(Place { streams: Arc::clone(self), number, seat, held: AtomicU64::new(0), _pass: pass })
     }
 
     pub(crate) fn open(&self) -> usize {
@@ -122,6 +118,7 @@ pub(crate) struct Place {
     streams: Arc<Streams>,
     number: u64,
     seat: Arc<Seat>,
+    held: AtomicU64,
     _pass: Option<Pass>,
 }
 
@@ -135,9 +132,17 @@ impl Place {
         Ok(())
     }
 
-    /// See [`Streams::share`].
-    pub(crate) fn share(&self, budget: u64, most: u32) -> u32 {
-        self.streams.share(budget, most)
+    /// How long the next piece may be, of `pieces` that the stream holds at a time, if all streams together may hold
+    /// `budget`: whole groups, one at least, and no more than `most`. What it held before is over.
+    pub(crate) fn share(&self, budget: u64, most: u32, pieces: u64) -> u32 {
+        let all = &self.streams.held;
+        let before = self.held.load(Ordering::Relaxed);
+        let others = all.fetch_sub(before, Ordering::Relaxed) - before;
+        let groups = budget.saturating_sub(others) / 8 / pieces / GROUP_BYTES;
+        let share = groups.clamp(1, (u64::from(most) / GROUP_BYTES).max(1)) * GROUP_BYTES;
+        all.fetch_add(share * pieces, Ordering::Relaxed);
+        self.held.store(share * pieces, Ordering::Relaxed);
+        u32::try_from(share).unwrap_or(most)
     }
 }
 
@@ -151,6 +156,37 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut places = self.streams.places.lock();
         places.taken.remove(&self.number);
+        self.streams.held.fetch_sub(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
         self.streams.open.set(places.taken.len() as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::GET_STREAMS;
+
+    const MIB: u64 = 1 << 20;
+
+    #[tokio::test(start_paused = true)]
+    async fn all_together_hold_the_budget_and_a_group_each() {
+        let streams = Streams::new("test", 512, GET_STREAMS, &Metrics::default());
+        let idle = Duration::from_secs(60);
+        let mut places = Vec::new();
+        let mut sum = 0;
+        for number in 0..512 {
+            let place = streams.admit(None, idle).unwrap();
+            let share = u64::from(place.share(64 * MIB, 1 << 20, 1));
+            assert!(share % GROUP_BYTES == 0 && (number > 50 || share == MIB), "{number}: {share}");
+            sum += share;
+            places.push(place);
+        }
+        assert!(sum <= 96 * MIB, "{sum}");
+        assert_eq!(places[0].share(64 * MIB, 1 << 20, 2), 65_536);
+        drop(places);
+        assert_eq!((streams.open(), streams.held.load(Ordering::Relaxed)), (0, 0));
+        let alone = streams.admit(None, idle).unwrap();
+        assert_eq!(alone.share(64 * MIB, 1 << 20, 2), 1 << 20);
+        assert_eq!(alone.share(MIB, 1 << 20, 2), 65_536);
     }
 }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{
-    ContentId, Deadline, Histogram, Pacer, Tally,
+    ContentId, Deadline, Histogram, Pacer, Stop, Tally,
     journal::{Damage, Item, JournalError, Position, Record, Scan, record_bytes},
     now,
 };
@@ -57,9 +57,12 @@ pub(crate) struct Upkeep {
     pub(crate) pause: Histogram,
     pub(crate) collected: Tally,
     pub(crate) compacted: Tally,
+    pub(crate) stop: Stop,
     /// Where journal and files were at some moments of the past, oldest first.
     marks: Vec<Mark>,
     checkpointed: u64,
+    /// Whether the index on disk no longer fits the journal.
+    is_stale: bool,
 }
 
 /// What was put before a moment is before this.
@@ -77,9 +80,20 @@ impl Upkeep {
         pause: Histogram,
         collected: Tally,
         compacted: Tally,
+        stop: Stop,
     ) -> Self {
         let checkpointed = objects.written();
-        Upkeep { objects, pacer, pause, collected, compacted, marks: Vec::new(), checkpointed }
+        Upkeep {
+            objects,
+            pacer,
+            pause,
+            collected,
+            compacted,
+            stop,
+            marks: Vec::new(),
+            checkpointed,
+            is_stale: false,
+        }
     }
 
     /// What is due now and then: the index, compaction, files that nobody needs, doubts, watermarks.
@@ -97,6 +111,11 @@ impl Upkeep {
         match self.compact(settings).await {
             Ok(_) | Err(StorageError::Canceled) => {}
             Err(error) => tracing::warn!(%error, "the journal could not be compacted"),
+        }
+        if self.is_stale && self.objects.is_durable {
+            if let Err(error) = self.checkpoint().await {
+                tracing::warn!(%error, "the index could not be written");
+            }
         }
     }
 
@@ -176,7 +195,7 @@ impl Upkeep {
             move || index::publish(&*objects.disk, &objects.dir)
         };
         objects.spawner.blocking("index", soon(), publish).await?.map_err(of_disk)?;
-        self.checkpointed = objects.written();
+        (self.checkpointed, self.is_stale) = (objects.written(), false);
         Ok(entries)
     }
 
@@ -194,6 +213,8 @@ impl Upkeep {
             self.checkpointed = self.checkpointed.min(now);
         }
         if freed > 0 {
+            // What the index begins with is gone, and without a new one the whole journal would have to be read.
+            self.is_stale = true;
             self.compacted.add(freed);
             self.objects.events.publish(Event::Compacted { bytes: freed });
         }
@@ -227,7 +248,7 @@ impl Upkeep {
             if step.items.is_empty() && step.is_last {
                 break;
             }
-            self.pacer.take(step.bytes as u64, Deadline::after(WRITE_TIMEOUT)).await?;
+            self.wait_for(step.bytes as u64).await?;
             let began = now();
             self.move_on(step.items, sequence).await?;
             self.pause.observe(now().saturating_duration_since(began).as_secs_f64());
@@ -237,6 +258,15 @@ impl Upkeep {
         }
         self.objects.journal.remove_before(sequence + 1, soon()).await.map_err(of_journal)?;
         Ok(())
+    }
+
+    /// Waits until so many bytes are within the rate, and ends what is under way at the stop.
+    async fn wait_for(&self, bytes: u64) -> Result<(), StorageError> {
+        tokio::select! {
+            biased;
+            () = self.stop.requested() => Err(StorageError::Canceled),
+            taken = self.pacer.take(bytes, Deadline::after(Deadline::LONGEST)) => Ok(taken?),
+        }
     }
 
     /// Writes again, at the end of the journal, what is alive among some records.
@@ -370,6 +400,9 @@ impl Upkeep {
             self.pause.observe(now().saturating_duration_since(began).as_secs_f64());
             if !more {
                 return Ok(collected);
+            }
+            if self.stop.is_requested() {
+                return Err(StorageError::Canceled);
             }
             tokio::task::yield_now().await;
         }

@@ -90,6 +90,13 @@ impl Gathered {
     }
 }
 
+/// What comes in, and what of it is not written yet.
+struct Incoming<'a, S> {
+    source: Pin<&'a mut S>,
+    gathered: Gathered,
+    is_over: bool,
+}
+
 impl Inner {
     /// Takes everything that `source` yields and keeps it.
     pub(crate) async fn write<S, E>(
@@ -137,8 +144,8 @@ impl Inner {
     async fn write_large<S, E>(
         &self,
         place: &Place,
-        mut source: Pin<&mut S>,
-        mut gathered: Gathered,
+        source: Pin<&mut S>,
+        gathered: Gathered,
         put: Put,
         settings: &Settings,
         deadline: Deadline,
@@ -151,20 +158,9 @@ impl Inner {
         let large = Arc::clone(&self.objects.large);
         let ingest = Arc::new(run(&self.puts, step(), move || large.begin()).await??);
         let (mut hashing, mut written) = (Hashing::default(), 0);
-        let mut is_over = false;
-        while !is_over || gathered.len() > 0 {
-            let share = place.share(settings.stream_bytes_max, settings.chunk_bytes) as usize;
-            while !is_over && gathered.len() < share {
-                match self.next(source.as_mut(), place, settings).await? {
-                    Some(bytes) => gathered.push(bytes),
-                    None => is_over = true,
-                }
-            }
-            let mut piece = gathered.take();
-            // A caller may bring more at once than a job may take.
-            if piece.len() > share {
-                gathered.push(piece.split_off(share));
-            }
+        let mut incoming = Incoming { source, gathered, is_over: false };
+        let mut piece = self.gather(&mut incoming, place, settings).await?;
+        while !piece.is_empty() {
             let end = written + piece.len() as u64;
             if end > settings.object_bytes_max {
                 let limit = settings.object_bytes_max;
@@ -172,8 +168,10 @@ impl Inner {
             }
             self.objects.check_length(end, settings)?;
             self.objects.check_room(piece.len() as u64, settings)?;
-            hashing = self.write_piece(&ingest, hashing, written, piece, step()).await?;
-            written = end;
+            // The next piece gathers while this one is written.
+            let write = self.write_piece(&ingest, hashing, written, piece, step());
+            let (hashed, next) = tokio::join!(write, self.gather(&mut incoming, place, settings));
+            (hashing, piece, written) = (hashed?, next?, end);
         }
         let last = now();
         let finishing = Arc::clone(&ingest);
@@ -182,9 +180,36 @@ impl Inner {
         let syncing = Arc::clone(&ingest);
         let sync = async { run(&self.puts, deadline, move || syncing.sync()).await? };
         let (existed, durability) =
-            self.objects.put_large(id, len, ingest, put, settings, deadline, sync).await?;
+            self.objects.put_large((id, len), ingest, put, settings, deadline, sync).await?;
         self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
         Ok(Stored { id, len, durability, existed })
+    }
+
+    /// The next piece of a large object; an empty one at its end. A stream holds two at a time.
+    async fn gather<S, E>(
+        &self,
+        incoming: &mut Incoming<'_, S>,
+        place: &Place,
+        settings: &Settings,
+    ) -> Result<Bytes, StorageError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let share = place.share(settings.stream_bytes_max, settings.chunk_bytes, 2) as usize;
+        let Incoming { source, gathered, is_over } = incoming;
+        while !*is_over && gathered.len() < share {
+            match self.next(source.as_mut(), place, settings).await? {
+                Some(bytes) => gathered.push(bytes),
+                None => *is_over = true,
+            }
+        }
+        let mut piece = gathered.take();
+        // A caller may bring more at once than a job may take.
+        if piece.len() > share {
+            gathered.push(piece.split_off(share));
+        }
+        Ok(piece)
     }
 
     /// Writes a piece and hashes it, both at once.

@@ -4,6 +4,7 @@
 
 mod basics;
 mod contract;
+mod formats;
 mod hooked;
 mod limits;
 mod upkeep;
