@@ -17,8 +17,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Supervisor, disk::RealDisk, http::Server};
-use ron_storage::Store;
+use ron_core::{Deadline, GateLimits, Supervisor, disk::RealDisk, http::Server};
+use ron_storage::{Settings, Store};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::measure::{Bench, Contender, Outcome, take_turns, whole};
 
@@ -126,12 +127,15 @@ fn content(load: &Load, number: usize) -> Vec<u8> {
     bytes
 }
 
-/// A process that ends with its owner.
+/// A process that ends with its owner. It is asked to, so that it can end its own.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        drop(self.0.stdin.take());
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
         let _ = self.0.wait();
     }
 }
@@ -212,8 +216,13 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
     let [dir, len, objects] = arguments else { return Err("directory, length, objects".into()) };
     let load = Load { what: "", len: len.parse()?, objects: objects.parse()?, connections: 0, range: None };
     crate::measure::runtime()?.block_on(async {
-        let host = Supervisor::new("serve");
+        let (host, default) = (Supervisor::new("serve"), Settings::default());
+        // One address asks for everything here, and may.
+        let limits =
+            GateLimits { per_second: 10_000_000, burst: 10_000_000, in_flight: 1024, ..default.total_limits };
+        let settings = Settings { client_limits: limits, total_limits: limits, ..default };
         let store = Store::builder()
+            .settings(settings)
             .data(Arc::new(RealDisk::open(PathBuf::from(dir))?), "objects")
             .start(&host)
             .await?;

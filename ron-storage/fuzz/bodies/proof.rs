@@ -1,5 +1,7 @@
 //! What the fuzzer and the replay of its corpus both run.
 
+use std::iter::once;
+
 use bytes::BytesMut;
 use ron_core::ContentId;
 use ron_storage::logic::{
@@ -20,7 +22,7 @@ pub(crate) fn proof(data: &[u8]) {
     let tree = Tree::of(&content);
     let size = tree.shape.size();
     let start = u64::from(*asked) * size / 300;
-    let wanted = GroupSet::covering(tree.shape, [start..size]);
+    let wanted = GroupSet::covering(tree.shape, once(start..size));
     if wanted.is_empty() {
         return;
     }
@@ -35,7 +37,7 @@ pub(crate) fn proof(data: &[u8]) {
         proof[place] ^= flip[2];
         flipped |= flip[2] != 0;
     }
-    let reader = || ProofReader::ranges(tree.id, [start..size.max(start + 1)], SIZE_MAX);
+    let reader = || ProofReader::ranges(tree.id, once(start..size.max(start + 1)), SIZE_MAX);
     let read = |proof: &[u8]| take(reader(), proof, usize::from(*piece) * 100 + 1, &content);
     let whole = read(&proof);
     assert!(whole || flipped, "a proof that is right was refused");
@@ -79,6 +81,6 @@ fn forms(size: u64) {
     assert_eq!(shape.group(last).end, size);
     let spans = shape.spans(last..last + 1);
     assert!(spans.len() <= 64 && spans.iter().all(|span| span.end <= shape.outboard_len()));
-    let wanted = GroupSet::covering(shape, [size.saturating_sub(1)..size]);
+    let wanted = GroupSet::covering(shape, once(size.saturating_sub(1)..size));
     assert!(wanted.proof_len(shape) <= 8 + GROUP + 64 * 64);
 }

@@ -17,7 +17,7 @@ use super::{
     sending::{Part, Sending},
 };
 use crate::{
-    StorageError, Store,
+    Store,
     logic::range::{self, Asked, Conditions, RangeError, Selection, Verdict},
 };
 
@@ -41,11 +41,13 @@ pub(super) async fn object(
     let id = id(path)?;
     let query = Query::of(&request, &["filename", "bytes"])?;
     let (store, until) = (for_client(store, &request), deadline(&request));
-    let stat = store.stat(id, until).await.map_err(problem)?;
-    if stat.is_quarantined {
-        return Err(problem(StorageError::Corrupt { id, at: 0 }));
+    let is_head = request.method() == Method::HEAD;
+    let stat = store.readable(id, until).map_err(problem)?;
+    // An answer with a body is counted when the body is begun.
+    if is_head || request.headers().contains_key(header::IF_NONE_MATCH) {
+        store.stat(id, until).await.map_err(problem)?;
     }
-    let wanted = Wanted { id, len: stat.len, is_head: request.method() == Method::HEAD, until };
+    let wanted = Wanted { id, len: stat.len, is_head, until };
     if wants_proof(request.headers()) {
         return wanted.proof(&store, request.headers(), query.get("bytes")).await;
     }

@@ -4,7 +4,7 @@
 //! leaf would be: what `bao` writes, at 64 KiB groups. A reader checks it from the name downwards as it arrives, so a lie
 //! is noticed at the node or group that tells it, and nothing behind it is looked at.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use ron_core::ContentId;
@@ -43,7 +43,7 @@ impl GroupSet {
     /// All groups of an object of this form.
     #[must_use]
     pub fn all(shape: Shape) -> Self {
-        GroupSet { ranges: vec![0..shape.groups()] }
+        GroupSet { ranges: iter::once(0..shape.groups()).collect() }
     }
 
     /// The ranges.
@@ -313,7 +313,7 @@ impl ProofReader {
         let wanted = match &self.asked {
             Asked::All => GroupSet::all(shape),
             Asked::Bytes(bytes) => GroupSet::covering(shape, bytes.iter().cloned()),
-            Asked::Suffix(len) => GroupSet::covering(shape, [size.saturating_sub(*len)..size]),
+            Asked::Suffix(len) => GroupSet::covering(shape, iter::once(size.saturating_sub(*len)..size)),
         };
         if wanted.is_empty() {
             return Err(TreeError::Outside { size });
@@ -478,7 +478,7 @@ mod tests {
     fn a_suffix_proves_the_size() {
         let content = content(5 * 65536 + 1);
         let shape = Shape::of(content.len() as u64);
-        let wanted = GroupSet::covering(shape, [shape.size() - 2..shape.size()]);
+        let wanted = GroupSet::covering(shape, iter::once(shape.size() - 2..shape.size()));
         let proof = proof(&content, &wanted);
         let (groups, end) = read(ProofReader::suffix(ContentId::of(&content), 2, u64::MAX), &proof, 4096);
         assert_eq!((groups.len(), end), (2, Ok(())));
@@ -491,7 +491,7 @@ mod tests {
         let whole = proof(&content, &GroupSet::all(shape));
         let (_, end) = read(ProofReader::whole(id, shape.size() - 1), &whole, 4096);
         assert_eq!(end, Err(TreeError::TooLarge { size: shape.size(), max: shape.size() - 1 }));
-        let behind = std::iter::once(shape.size()..u64::MAX);
+        let behind = iter::once(shape.size()..u64::MAX);
         let (_, end) = read(ProofReader::ranges(id, behind, u64::MAX), &whole, 4096);
         assert_eq!(end, Err(TreeError::Outside { size: shape.size() }));
         let (groups, end) = read(ProofReader::whole(id, u64::MAX), &whole[..whole.len() - 1], 4096);
