@@ -272,8 +272,8 @@ impl Egress {
         queue.session.is_none() && !queue.is_dialling
     }
 
-    /// The peer is gone: what waited is dropped, and counted. Says how many frames that were.
-    pub(crate) fn end(&self) -> usize {
+    /// The peer is gone: what waited is dropped, and counted. Says whether there was a session still.
+    pub(crate) fn end(&self) -> bool {
         let mut queue = self.queue.lock();
         queue.is_over = true;
         queue.is_dialling = false;
@@ -285,11 +285,8 @@ impl Egress {
         }
         drop(queue);
         self.shared.give_back(bytes);
-        self.shared.tallies.dropped.add(frames as u64);
-        if let Some(session) = session {
-            session.close();
-        }
-        frames
+        self.shared.tallies.dropped.add(frames);
+        session.inspect(Session::close).is_some()
     }
 
     /// Whether something waits that a session will take.
@@ -378,7 +375,9 @@ impl Queue {
                         // Those that wait already go to the peer for nothing, or not at all.
                         let rest = pieces[place + 1..].iter().map(Bytes::len).sum();
                         shared.give_back(rest);
-                        self.broken.insert(*word);
+                        if place > 0 {
+                            self.broken.insert(*word);
+                        }
                         return false;
                     }
                 }
@@ -404,6 +403,9 @@ impl Queue {
                     shared.give_back(gone.payload.len());
                     // Of a word in pieces the first that goes is the loss; the others are skipped.
                     let is_new = gone.piece.is_none_or(|(word, _)| self.broken.insert(word));
+                    if let Some((word, true)) = gone.piece {
+                        self.broken.remove(&word);
+                    }
                     if is_new {
                         shared.tallies.dropped.add(1);
                         self.note_shed(shared, gone.topic);
@@ -506,5 +508,40 @@ impl Drop for Egress {
 impl fmt::Debug for Egress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Egress({:?}, {} waiting)", self.peer, self.waiting())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ron_core::NodeId;
+
+    use super::*;
+    use crate::logic::{gossip::Pushed as Message, message::Message as Inner, publishers::Serial};
+
+    /// A peer that takes nothing, on topics that shed: what is remembered of words in pieces ends with the words.
+    #[test]
+    fn what_was_shed_of_large_words_is_not_remembered_forever() {
+        let metrics = Metrics::default();
+        let mut settings = Settings { message_bytes_max: 256 << 10, ..Settings::default() };
+        settings.peer.inflight_frames = 8;
+        let shared = Arc::new(EgressShared::new(Tallies::new(&metrics), &settings));
+        let egress = Egress::new(NodeId::from_bytes([1; 32]), &settings, Arc::clone(&shared), &metrics);
+        let pieces = AtomicUsize::new(1);
+        let [own, other] = ["one", "other"].map(TopicId::of);
+        for seq in 1..=100 {
+            let serial = Serial { publisher: NodeId::from_bytes([2; 32]), since: 5, seq };
+            for topic in [own, other] {
+                let message = Inner::unsigned(&topic, serial, vec![0; 200 << 10].into());
+                let tree = serial.publisher;
+                let word = Word::Push(Message { tree, hops: 0, is_repair: false, message });
+                let parcel = Parcel::new(&topic, &word, &settings, &pieces);
+                assert!(parcel.frames() > 1);
+                let _ = egress.push(Class::Gossip, topic, &parcel, Overflow::ShedOldest);
+            }
+        }
+        let queue = egress.queue.lock();
+        assert!(queue.broken.len() <= 8, "{} words are remembered for 8 frames", queue.broken.len());
+        drop(queue);
+        assert_eq!(shared.bytes(), egress.waiting_bytes());
     }
 }

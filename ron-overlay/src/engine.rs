@@ -295,7 +295,8 @@ impl Engine {
         topic.gossip.publish(message, now);
         topic.published += 1;
         self.node.egress.tallies.published.add(1);
-        self.touched.push(id);
+        // At once: whoever publishes next must see how much room is left.
+        self.perform_one(id, now);
         Ok(receipt)
     }
 

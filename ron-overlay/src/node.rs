@@ -31,7 +31,9 @@ use crate::{
         parts::Parts,
         score::Scores,
     },
-    metrics::{BANS, CONFIG_UPDATE, EGRESS_BYTES, NEIGHBOURS, OFFENCES, Tallies, offence_name},
+    metrics::{
+        BANS, CONFIG_UPDATE, EGRESS_BYTES, NEIGHBOURS, OFFENCES, SESSION_CLOSE, Tallies, offence_name,
+    },
     session::Handlers,
 };
 
@@ -262,7 +264,11 @@ impl Node {
             if is_same { directory.remove(&egress.peer) } else { None }
         };
         if let Some(gone) = gone {
-            gone.end();
+            // It had one still, and is closed for what the peer did.
+            if gone.end() {
+                self.metrics.tally(SESSION_CLOSE, "given_up").add(1);
+                self.events.publish(Event::SessionClosed { peer: gone.peer, reason: "given_up" });
+            }
             self.parts.lock().on_link_down(&gone.peer);
             for engine in &self.engines {
                 // An engine with that much to do finds out by the peer's silence.

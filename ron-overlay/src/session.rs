@@ -190,6 +190,7 @@ impl Node {
                     _ => ("full", false),
                 };
                 self.metrics.tally(PARTS_REFUSED, reason).add(1);
+                egress.refused(topic_of(number::PIECE, body));
                 if is_fault {
                     self.on_offence(egress.peer, Offence::Invalid);
                 }

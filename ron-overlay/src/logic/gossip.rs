@@ -578,7 +578,8 @@ impl Gossip {
     fn may_send(&mut self, peer: NodeId, now: Duration) -> bool {
         if !self.budgets.contains_key(&peer) && self.budgets.len() >= BUDGETS_MAX {
             self.budgets.retain(|_, budget| budget.until > now);
-            if self.budgets.len() >= BUDGETS_MAX {
+            if self.budgets.len() >= BUDGETS_MAX && !self.crowd_out_stranger(&peer) {
+                self.counts.over_budget += 1;
                 return false;
             }
         }
@@ -593,6 +594,12 @@ impl Gossip {
         }
         budget.frames -= 1;
         true
+    }
+
+    /// Makes room for a neighbour's budget: strangers may be many and yet one and the same.
+    fn crowd_out_stranger(&mut self, peer: &NodeId) -> bool {
+        let stranger = self.budgets.keys().find(|known| !self.links.contains_key(known)).copied();
+        self.links.contains_key(peer) && stranger.and_then(|known| self.budgets.remove(&known)).is_some()
     }
 
     fn offend(&mut self, peer: NodeId, offence: Offence) {

@@ -9,8 +9,9 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::{Bytes, BytesMut};
 use ron_core::NodeId;
 
-/// Words of one peer that may be unfinished at once.
-const UNFINISHED_MAX: usize = 8;
+/// Words of one peer that may be unfinished at once. Topics take turns on a link by about one part, so an honest sender
+/// has as many under way as there are topics with large messages, in each of two classes.
+const UNFINISHED_MAX: usize = 128;
 
 /// A part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +88,8 @@ pub struct Parts {
     settings: PartsSettings,
     unfinished: BTreeMap<(NodeId, u64), Unfinished>,
     bytes: usize,
+    /// Words that made room for newer ones of the same peer.
+    crowded_out: usize,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,7 @@ impl Parts {
     /// Nothing yet.
     #[must_use]
     pub fn new(settings: PartsSettings) -> Self {
-        Parts { settings, unfinished: BTreeMap::new(), bytes: 0 }
+        Parts { settings, unfinished: BTreeMap::new(), bytes: 0, crowded_out: 0 }
     }
 
     /// Takes a part. Returns the word if it is whole now.
@@ -123,18 +126,24 @@ impl Parts {
         if self.bytes + part.bytes.len() > self.settings.bytes_max {
             return Err(PartError::Full { what: "parts_bytes" });
         }
-        let (mut of_peer, mut words) = (0, 0);
+        let is_new = part.offset == 0 && !self.unfinished.contains_key(&key);
+        let (mut words, mut bytes) = (usize::from(is_new), part.bytes.len());
         for (_, unfinished) in self.unfinished.range((from, 0)..=(from, u64::MAX)) {
-            of_peer += unfinished.bytes.len();
             words += 1;
+            bytes += unfinished.bytes.len();
         }
-        if of_peer + part.bytes.len() > self.settings.peer_bytes_max {
-            return Err(PartError::Full { what: "parts_peer_bytes" });
+        while words > UNFINISHED_MAX || bytes > self.settings.peer_bytes_max {
+            // A sender that shed the rest of a word does not go on with it, so its oldest makes room.
+            let of_peer = self.unfinished.range((from, 0)..=(from, u64::MAX));
+            let oldest = of_peer.filter(|(other, _)| **other != key).min_by_key(|(_, word)| word.until);
+            let Some(oldest) = oldest.map(|(oldest, _)| *oldest) else {
+                return Err(PartError::Full { what: "parts_peer_bytes" });
+            };
+            bytes -= self.forget(&oldest).map_or(0, |gone| gone.len());
+            words -= 1;
+            self.crowded_out += 1;
         }
-        if part.offset == 0 && !self.unfinished.contains_key(&key) {
-            if words >= UNFINISHED_MAX {
-                return Err(PartError::Full { what: "parts_words" });
-            }
+        if is_new {
             let until = now + self.settings.timeout;
             self.unfinished.insert(key, Unfinished { bytes: BytesMut::new(), whole: part.whole, until });
         }
@@ -159,12 +168,12 @@ impl Parts {
         gone.iter().for_each(|key| drop(self.forget(key)));
     }
 
-    /// Gives up what took too long. Returns how many words that were.
+    /// Gives up what took too long. Returns how many words were given up since the last time, for whatever reason.
     pub fn on_tick(&mut self, now: Duration) -> usize {
         let late: Vec<_> =
             self.unfinished.iter().filter(|(_, word)| word.until <= now).map(|(key, _)| *key).collect();
         late.iter().for_each(|key| drop(self.forget(key)));
-        late.len()
+        late.len() + std::mem::take(&mut self.crowded_out)
     }
 
     /// Bytes that are held.
@@ -224,16 +233,35 @@ mod tests {
         assert_eq!(parts.on_part(peer(1), &part(1, 1001, 0, 1), now), Err(too_large));
         assert_eq!(parts.on_part(peer(1), &part(1, 900, 5, 1), now), Err(PartError::OutOfOrder));
         assert_eq!(parts.on_part(peer(1), &part(1, 900, 0, 800), now), Ok(None));
-        let full = PartError::Full { what: "parts_peer_bytes" };
-        assert_eq!(parts.on_part(peer(1), &part(2, 900, 0, 800), now), Err(full));
+        assert_eq!(parts.on_part(peer(1), &part(2, 900, 0, 800), now), Ok(None), "its first made room");
+        assert_eq!(parts.on_part(peer(1), &part(1, 900, 800, 1), now), Err(PartError::OutOfOrder));
         assert_eq!(parts.on_part(peer(2), &part(2, 900, 0, 800), now), Ok(None));
         assert_eq!(parts.on_part(peer(3), &part(2, 900, 0, 800), now), Ok(None));
         let full = PartError::Full { what: "parts_bytes" };
         assert_eq!(parts.on_part(peer(4), &part(2, 900, 0, 800), now), Err(full));
         assert_eq!(parts.bytes(), 2400);
         parts.on_link_down(&peer(2));
-        assert_eq!(parts.on_tick(Duration::from_secs(30)), 2);
+        assert_eq!(parts.on_tick(Duration::from_secs(30)), 3);
         assert_eq!(parts.bytes(), 0);
+    }
+
+    #[test]
+    fn words_of_many_topics_come_in_turn_and_broken_ones_are_in_nobodys_way() {
+        let mut parts = Parts::new(PartsSettings::default());
+        let part = |word, offset| Part { word, whole: 20, offset, bytes: vec![1; 10].into() };
+        // The rest of these never comes.
+        for word in 0..1000 {
+            assert_eq!(parts.on_part(peer(1), &part(word, 0), Duration::from_millis(word)), Ok(None));
+        }
+        let now = Duration::from_secs(2);
+        assert_eq!(parts.unfinished.len(), UNFINISHED_MAX);
+        assert_eq!(parts.on_tick(now), 1000 - UNFINISHED_MAX);
+        for word in 1000..1064 {
+            assert_eq!(parts.on_part(peer(1), &part(word, 0), now), Ok(None));
+        }
+        for word in 1000..1064 {
+            assert!(matches!(parts.on_part(peer(1), &part(word, 10), now), Ok(Some(_))), "word {word}");
+        }
     }
 
     proptest! {

@@ -57,6 +57,9 @@ pub struct Gap {
 #[derive(Debug)]
 pub struct Publishers {
     tracks: BTreeMap<NodeId, Track>,
+    /// Of publishers that began before we came and were not heard yet: when they began and the first number that we are
+    /// owed, as a digest says. Hearsay: it decides what is asked for and told as missing, never what is taken.
+    hearsay: BTreeMap<NodeId, (u64, u64)>,
     /// By when they were last heard, to know whom to forget.
     publishers_max: usize,
     gap_after: Duration,
@@ -105,6 +108,7 @@ impl Publishers {
     pub fn new(publishers_max: usize, gap_after: Duration, joined_ms: u64) -> Self {
         Publishers {
             tracks: BTreeMap::new(),
+            hearsay: BTreeMap::new(),
             publishers_max,
             gap_after,
             joined_ms,
@@ -141,7 +145,7 @@ impl Publishers {
             }
         }
         if !self.tracks.contains_key(&publisher) {
-            let first = if since > self.joined_ms { 1 } else { seq };
+            let first = if since > self.joined_ms { 1 } else { self.owed_from(serial) };
             self.begin(publisher, since, first, now);
         }
         let Some(track) = self.tracks.get_mut(&publisher) else { return };
@@ -219,7 +223,7 @@ impl Publishers {
 
     /// Which numbers we lack of what another has, at most `most`, the latest first within what can still be taken. Of one
     /// that had begun before we came we are owed what comes from now on.
-    pub fn missing(&mut self, theirs: &Summary, most: usize, now: Duration) -> Vec<u64> {
+    pub fn missing(&mut self, theirs: &Summary, most: usize) -> Vec<u64> {
         let Summary { publisher, since, high } = *theirs;
         let floor = (high + 1).saturating_sub(WINDOW).max(1);
         match self.tracks.get(&publisher) {
@@ -230,8 +234,18 @@ impl Publishers {
             }
             Some(track) if track.since > since => Vec::new(),
             None if since <= self.joined_ms => {
-                self.begin(publisher, since, high + 1, now);
-                Vec::new()
+                let has_room = self.hearsay.len() < self.publishers_max;
+                match self.hearsay.get(&publisher) {
+                    Some((told, first)) if *told == since => {
+                        (floor.max(*first)..=high).rev().take(most).collect()
+                    }
+                    known => {
+                        if known.is_some() || has_room {
+                            self.hearsay.insert(publisher, (since, high + 1));
+                        }
+                        Vec::new()
+                    }
+                }
             }
             _ => (floor..=high).rev().take(most).collect(),
         }
@@ -247,6 +261,14 @@ impl Publishers {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tracks.is_empty()
+    }
+
+    /// The first number that we are owed of a publisher that began before we came, now that a message of it is here.
+    fn owed_from(&mut self, Serial { publisher, since, seq }: &Serial) -> u64 {
+        match self.hearsay.remove(publisher) {
+            Some((told, first)) if told == *since => first.clamp(seq.saturating_sub(WINDOW - 1).max(1), *seq),
+            _ => *seq,
+        }
     }
 
     /// Follows a publisher from the number `first` on.
@@ -382,7 +404,7 @@ mod tests {
         // A digest of one it never heard: from now on it is owed what comes.
         let mut deaf = Publishers::new(10, ms(100), 6);
         let theirs = Summary { publisher: WHO, since: 5, high: 9 };
-        assert!(deaf.missing(&theirs, 10, ms(0)).is_empty());
+        assert!(deaf.missing(&theirs, 10).is_empty());
         deaf.on_message(&serial(5, 12), ms(1));
         deaf.on_tick(ms(101));
         assert_eq!(gaps(&mut deaf), [10..=11]);

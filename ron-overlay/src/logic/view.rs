@@ -391,7 +391,12 @@ impl View {
                 }
                 self.send(to, ViewMessage::Walk { who, steps: steps - 1 });
             }
-            None if self.neighbours.len() < self.settings.neighbours_max => self.ask(who, false, now),
+            // Whom a walk names may be made up: few are asked at once, and the others remembered.
+            None if self.neighbours.len() < self.settings.neighbours_max
+                && self.asking.len() < ASKING_MAX =>
+            {
+                self.ask(who, false, now);
+            }
             None => self.remember(who, now),
         }
     }
@@ -609,6 +614,16 @@ mod tests {
         view.on_tick(at);
         let asks = outputs(&mut view);
         assert!(matches!(asks[..], [ViewOutput::Send { message: ViewMessage::Join { .. }, .. }]), "{asks:?}");
+    }
+
+    #[test]
+    fn walks_of_nodes_that_are_made_up_are_not_followed_without_end() {
+        let mut view = view(ViewSettings::default());
+        for number in 2..200 {
+            let walk = ViewMessage::Walk { who: contact(number), steps: 0 };
+            view.on_message(contact(1).id, walk, Duration::ZERO);
+        }
+        assert_eq!(view.asking.len(), ASKING_MAX);
     }
 
     proptest! {

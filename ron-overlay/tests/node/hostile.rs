@@ -84,6 +84,7 @@ async fn who_forges_messages_is_banned_and_nobody_hears_them() {
     assert_eq!(one.node.count("bans_total"), 1);
     assert!(!liar.session.is_open(), "it is disconnected");
     assert!(one.node.overlay.peers().is_empty());
+    assert_eq!((one.node.count("session_open_total"), one.node.sum("session_close_total")), (1, 1));
     liar.host.shutdown().await;
 
     // For five minutes it is disconnected as soon as it comes.

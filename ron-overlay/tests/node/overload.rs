@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    task::{Context, Waker},
+    future::Future as _,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -223,4 +224,36 @@ async fn bytes_that_wait_are_bounded_for_one_and_for_all() {
     for member in members {
         member.node.host.shutdown().await;
     }
+}
+
+/// Many publish in the same moment, and only as many are told yes as there is room for.
+#[tokio::test(start_paused = true)]
+async fn a_receipt_is_true_however_many_publish_at_once() {
+    let world = World::new(6);
+    let settings = Settings {
+        message_bytes_max: 64 << 10,
+        peer: PeerSettings { inflight_frames: 8, ..PeerSettings::default() },
+        ..Settings::default()
+    };
+    let mut members = world.swarm(2, &settings).await;
+    let (topic, mut accepted) = (members[0].topic.clone(), 0);
+    let mut publishing: Vec<_> =
+        (0..60_u8).map(|number| Box::pin(topic.publish(vec![number], soon()))).collect();
+    std::future::poll_fn(|cx| {
+        publishing.retain_mut(|publishing| match publishing.as_mut().poll(cx) {
+            Poll::Ready(done) => {
+                accepted += usize::from(done.is_ok());
+                false
+            }
+            Poll::Pending => true,
+        });
+        if publishing.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    let one = &members[0].node;
+    assert_eq!(one.count("queue_dropped_total{queue=\"egress\"}"), 0, "{accepted} of 60 were accepted");
+    assert_eq!(one.count("busy_rejections_total{endpoint=\"egress\"}"), 60 - accepted as u64);
+    assert!(accepted >= 8 && accepted < 60, "{accepted}");
+    assert_eq!(members[1].hear(SECOND).await.len(), accepted);
+    stop(members.into_iter().map(|member| member.node)).await;
 }

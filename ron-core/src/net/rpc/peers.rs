@@ -575,14 +575,16 @@ fn forget_failed(peers: &mut BTreeMap<NodeId, Entry>) {
 impl Owner for Table {
     fn ended(&self, session: &Arc<Shared>, reason: &'static str) {
         let mut peers = self.peers.lock();
+        let mut gone = None;
         if let Some(entry) = peers.get_mut(&session.peer) {
-            let gone = entry.session.take_if(|held| Arc::ptr_eq(&held.shared, session));
+            gone = entry.session.take_if(|held| Arc::ptr_eq(&held.shared, session));
             if entry.is_empty() {
                 peers.remove(&session.peer);
             }
-            drop(peers);
-            drop(gone);
         }
+        // The service is not told under the lock, not even of one whose peer is forgotten already: it may ask for peers.
+        drop(peers);
+        drop(gone);
         if session.live(Life::Over) {
             self.tell(|| self.service.ended(&Session { shared: Arc::clone(session) }, reason));
         }

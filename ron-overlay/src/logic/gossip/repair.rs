@@ -220,7 +220,7 @@ impl Gossip {
     pub(super) fn on_digest(&mut self, from: NodeId, theirs: &[Summary], now: Duration) {
         let mut left = FETCH_MAX;
         for summary in theirs.iter().take(SUMMARIES_MAX) {
-            let seqs = self.publishers.missing(summary, left, now);
+            let seqs = self.publishers.missing(summary, left);
             left -= seqs.len();
             if !seqs.is_empty() {
                 // One fetch lasts until it has come: the next digest tells what is still missing.

@@ -37,7 +37,7 @@ impl Gossip {
         }
         if let Some(unchecked) = self.unchecked.get_mut(&id) {
             self.counts.duplicates += 1;
-            if !unchecked.holders.contains(&from) {
+            if self.links.contains_key(&from) && !unchecked.holders.contains(&from) {
                 unchecked.holders.push(from);
             }
             return;
@@ -71,7 +71,13 @@ impl Gossip {
                 self.forget_missing(id);
                 self.offend(from, Offence::Invalid);
             }
-            Verdict::Forged => self.offend(from, Offence::Invalid),
+            Verdict::Forged => {
+                self.offend(from, Offence::Invalid);
+                // True copies may have come meanwhile, and were not looked at.
+                if let Some(holder) = holders.into_iter().find(|peer| self.links.contains_key(peer)) {
+                    self.send(holder, Word::Want(vec![*id]));
+                }
+            }
             Verdict::Shed => self.counts.unchecked_shed += 1,
         }
     }

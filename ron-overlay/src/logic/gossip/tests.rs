@@ -213,3 +213,51 @@ fn checks_that_wait_are_bounded_and_what_is_shed_may_come_again() {
     gossip.on_word(id(2), push(message(8, 1)), ms(2));
     assert_eq!(outputs(&mut gossip).len(), 1);
 }
+
+#[test]
+fn a_digest_is_hearsay_and_silences_no_publisher() {
+    let mut gossip =
+        Gossip::new(contact(0), GossipSettings { publishers: 4, ..GossipSettings::default() }, 10, 7);
+    let hearsay = |publisher: u8, since| Summary { publisher: id(publisher), since, high: 1 << 40 };
+    gossip.on_word(id(1), Word::Digest(vec![hearsay(8, 5), hearsay(8, 9)]), ms(0));
+    gossip.on_word(id(1), push(message(8, 1)), ms(1));
+    assert_eq!(deliveries(&accept_all(&mut gossip, ms(1))), 1);
+    for made_up in 20..40 {
+        gossip.on_word(id(1), Word::Digest(vec![hearsay(made_up, 5)]), ms(2));
+    }
+    gossip.on_word(id(1), Word::Digest(vec![hearsay(8, 9)]), ms(3));
+    gossip.on_word(id(1), push(message(8, 2)), ms(4));
+    assert_eq!(deliveries(&accept_all(&mut gossip, ms(4))), 1);
+    assert_eq!(gossip.publishers.len(), 1, "whoever was not heard takes nobody's place");
+}
+
+#[test]
+fn strangers_do_not_use_up_what_neighbours_may_ask_for() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    accept_all(&mut gossip, ms(0));
+    let want = || Word::Want(vec![message(8, 1).id()]);
+    for number in 0..400_u16 {
+        let mut stranger = [200; 32];
+        stranger[..2].copy_from_slice(&number.to_be_bytes());
+        gossip.on_word(NodeId::from_bytes(stranger), want(), ms(1));
+    }
+    assert_eq!(gossip.counts().over_budget, 400 - BUDGETS_MAX as u64, "what is not sent is counted");
+    outputs(&mut gossip);
+    gossip.on_word(id(2), want(), ms(2));
+    assert_eq!(sent(&outputs(&mut gossip), 2, |word| matches!(word, Word::Push(_))), 1);
+    assert_eq!(gossip.budgets.len(), BUDGETS_MAX);
+}
+
+#[test]
+fn a_true_copy_that_came_while_a_forged_one_was_checked_is_asked_for() {
+    let mut gossip = node(GossipSettings::default());
+    let name = message(8, 1).id();
+    for from in [1, 77, 2] {
+        gossip.on_word(id(from), push(message(8, 1)), ms(0));
+    }
+    gossip.on_verdict(&name, Verdict::Forged, ms(1));
+    let outputs = outputs(&mut gossip);
+    assert_eq!(sent(&outputs, 2, |word| *word == Word::Want(vec![name])), 1, "{outputs:?}");
+    assert_eq!(sent(&outputs, 1, |word| matches!(word, Word::Want(_))), 0);
+}
