@@ -37,7 +37,8 @@ impl Progress {
     }
 
     /// Nobody watches.
-    pub(crate) fn quiet(mut self) -> Self {
+    #[cfg(test)]
+    fn quiet(mut self) -> Self {
         self.is_watched = false;
         self
     }
