@@ -124,6 +124,10 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         println!("health, readiness and metrics on http://{addr}/readyz?verbose");
         println!("the DHT on http://{addr}/dht/status; changes need the token in {}", node.token.display());
         println!(
+            "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
+            config.overlay.topics.len()
+        );
+        println!(
             "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
             node.store.usage().objects
         );

@@ -39,7 +39,8 @@ pub enum Verdict {
     Ignore,
 }
 
-/// Judges messages of a topic before they are delivered and relayed. A plain function is one:
+/// Judges messages of a topic before they are delivered and relayed. A plain function is one, and so is a closure that says
+/// what it takes (`|message: &Message| ..`):
 ///
 /// ```
 /// # use ron_overlay::{Message, Validator, Verdict};

@@ -357,8 +357,8 @@ impl Overlay {
         Ok(self.node.peers().open(peer.id, &peer.addrs, method, body, deadline).await?)
     }
 
-    /// Answers requests with the number `proto` from now on. See [`Handling`] for answers that take a while or come in
-    /// parts; what runs longer than its caller wants is dropped.
+    /// Answers requests with the number `proto` from now on; the numbers are the host's to choose. See [`Handling`] for
+    /// answers that take a while or come in parts; what runs longer than its caller wants is dropped.
     ///
     /// # Errors
     /// [`OverlayError::Handled`] if there is a handler for that number.
@@ -425,7 +425,8 @@ impl Overlay {
         self.node.contact.clone()
     }
 
-    /// Whether it can do its work, and if not why.
+    /// Whether it can do its work, and if not why. The gates are those of the supervisor that it was started under, with
+    /// everything else there: another node under the same one that has stopped closes them for this one too.
     #[must_use]
     pub fn ready(&self) -> ReadyStatus {
         self.group.ready().status()

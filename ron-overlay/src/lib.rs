@@ -38,6 +38,70 @@
 //! }
 //! ```
 //!
+//! # A validator, a request and a stream
+//!
+//! The types of handlers are those of [`ron_core::net::rpc`]. A node never hears its own messages, and is not asked by its
+//! own validator.
+//!
+//! ```
+//! # use std::{error::Error, time::Duration};
+//! # use ron_core::{Deadline, Supervisor, net::{Endpoint, Identity}};
+//! use ron_core::net::rpc::{Handling, Request};
+//! use ron_overlay::{Delivery, Message, Overlay, OverlayError, Verdict};
+//!
+//! # async fn start(host: &Supervisor) -> Result<Overlay, Box<dyn Error>> {
+//! #     let endpoint = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(host)?;
+//! #     Ok(Overlay::builder().start(&endpoint, host).await?)
+//! # }
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn Error>> {
+//! # let (host, soon) = (Supervisor::new("host"), || Deadline::after(Duration::from_secs(5)));
+//! # let (first, second) = (start(&host).await?, start(&host).await?);
+//! // A closure that judges has to say what it takes: `&Message`.
+//! let polite = |message: &Message| {
+//!     if message.payload().starts_with(b"bad") { Verdict::Reject } else { Verdict::Accept }
+//! };
+//! let here = first.topic("news").join([], soon()).await?;
+//! let there = second.topic("news").validator(polite).join([first.contact()], soon()).await?;
+//! here.joined(soon()).await?;
+//!
+//! // Room for two, and nobody reads for a while: what does not wait is told by publisher and numbers.
+//! let mut slow = there.subscribe_with(2, soon()).await?;
+//! for number in 0..5u8 {
+//!     match here.publish(vec![number], soon()).await {
+//!         Ok(_) => {}
+//!         Err(OverlayError::Busy { retry_after, .. }) => tokio::time::sleep(retry_after).await, // this one was not sent
+//!         Err(error) => return Err(error.into()),
+//!     }
+//! }
+//! # tokio::time::sleep(Duration::from_millis(200)).await;
+//! while let Some(delivery) = slow.try_recv() {
+//!     match delivery {
+//!         Delivery::Message { message, .. } => println!("{:?}", message.payload()),
+//!         Delivery::Missed(gap) => println!("too slow for {:?} of {:?}", gap.seqs, gap.publisher),
+//!         other => println!("{other:?}"),
+//!     }
+//! }
+//!
+//! // Both ends agree on numbers for what may be asked.
+//! second.handle(7, |request: Request| Handling::Done(Ok(request.body().clone())))?;
+//! second.handle(8, |request: Request| {
+//!     Handling::Pending(Box::pin(async move {
+//!         request.send("in ".into()).await?;
+//!         Ok("parts".into())
+//!     }))
+//! })?;
+//! assert_eq!(first.request(second.contact(), 7, "ping", soon()).await?, "ping");
+//! let mut parts = first.stream(second.contact(), 8, "", soon()).await?;
+//! while let Some(part) = parts.next().await? {
+//!     println!("{part:?}");
+//! }
+//! there.leave(soon()).await?;
+//! # host.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What it does
 //!
 //! | To | Use |

@@ -22,7 +22,8 @@ pub struct PeerSettings {
     /// Words a second that are taken from one peer, and as many at once after a quiet second. More are refused, told to
     /// the peer, and count against it. Default 20 000; lower it where peers are strangers and messages few.
     pub max_rps: u32,
-    /// Frames that may wait for one peer, of each class: control, gossip, bulk. Default 512.
+    /// Frames that may wait for one peer, of each class: control, gossip, bulk. Default 512. All chunks of the largest
+    /// message must fit: for less than about 256, lower [`message_bytes_max`](Settings::message_bytes_max) too.
     pub inflight_frames: usize,
     /// Bytes that may wait for one peer. Default 32 MiB: the largest message must fit.
     pub egress_bytes: usize,
@@ -179,7 +180,7 @@ impl Settings {
             return Err(out_of_range("peer.egress_bytes", peer.egress_bytes, allowed));
         }
         if peer.inflight_frames < self.message_bytes_max.div_ceil(self.part_bytes()) {
-            let allowed = "as many as the largest message has chunks";
+            let allowed = "no less than message_bytes_max has chunks; lower that too";
             return Err(out_of_range("peer.inflight_frames", peer.inflight_frames, allowed));
         }
         if self.egress_bytes_max < peer.egress_bytes {
