@@ -70,8 +70,8 @@ pub struct Settings {
     /// Words that wait for an engine, control and gossip each. Default 512.
     pub ingress_lane: usize,
     /// How soon after the last time an engine looks at its words again, if there are not many. Default 2 ms, which a
-    /// message waits at most on each of its hops while the topic is busy, and which saves a third of the work there;
-    /// nothing waits after a quiet moment. Zero for the least latency. Can change while running.
+    /// message waits at most on each of its hops while the topic is busy: what comes together is worked on and sent
+    /// together. Nothing waits after a quiet moment. Zero for the least latency. Can change while running.
     pub gather: Duration,
     /// Messages that wait for a check. Default 512.
     pub checks_lane: usize,

@@ -13,7 +13,7 @@ use ron_core::{
     now,
     sim::Line,
 };
-use ron_overlay::{Contact, Overlay, OverlayError, PeerSource, Settings, TopicId};
+use ron_overlay::{Contact, Overlay, OverlayError, PeerSettings, PeerSource, Settings, TopicId};
 
 use super::world::{Member, SECOND, World, ip, ms, soon, stop};
 
@@ -51,7 +51,12 @@ async fn a_full_queue_refuses_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_is_kept() {
     let world = World::new(2);
-    let members = world.swarm(2, &Settings::default()).await;
+    let settings = Settings {
+        message_bytes_max: 64 << 10,
+        peer: PeerSettings { inflight_frames: 32, ..PeerSettings::default() },
+        ..Settings::default()
+    };
+    let members = world.swarm(2, &settings).await;
     members[1].node.overlay.handle(7, |_| Handling::Pending(Box::pin(std::future::pending()))).unwrap();
     let (asked, asker) = (members[1].node.overlay.contact(), &members[0].node.overlay);
     for budget in [ms(100), SECOND] {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{ConfigError, net::BoxFuture};
+use ron_core::{ConfigError, net::BoxFuture, now};
 use ron_overlay::{
     Contact, GossipSettings, Overlay, OverlayError, PartsSettings, PeerSettings, PeerSource, ScoreSettings,
     Settings, TopicId,
@@ -226,4 +226,22 @@ async fn a_slow_reader_of_events_is_told() {
     assert_eq!(events.recv().await, Some(ron_core::Event::Missed(8)));
     assert_eq!(node.count("bus_lagged_total{topic=\"events\"}"), 8);
     stop([node]).await;
+}
+
+/// While a topic is busy, words wait for company for as long as `gather` says; after a quiet moment they do not.
+#[tokio::test(start_paused = true)]
+async fn gather_is_how_long_words_wait_for_company() {
+    let world = World::new(7);
+    let member = Member::join(world.node(1, Settings::default()).await, [], false).await;
+    for gather in [ms(0), ms(100)] {
+        let settings = Settings { gather, ..member.node.overlay.settings() };
+        member.node.overlay.reload(settings).unwrap();
+        tokio::time::sleep(SECOND).await;
+        let before = now();
+        member.publish("at once").await;
+        assert_eq!(now() - before, Duration::ZERO);
+        member.publish("with company").await;
+        assert!((gather..=gather + ms(2)).contains(&(now() - before)), "{gather:?}: {:?}", now() - before);
+    }
+    stop([member.node]).await;
 }

@@ -1,6 +1,10 @@
 //! More than a subscriber, a link or an engine can take: it is said early, counted on both sides, and nobody else suffers.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use ron_core::{Deadline, now, sim::Line};
 use ron_overlay::{Delivery, Event, Overflow, OverlayError, PeerSettings, Settings};
@@ -165,9 +169,16 @@ async fn a_full_ingress_is_told_to_the_sender() {
     let mut two = two;
     one.topic.joined(soon()).await.unwrap();
     two.topic.joined(soon()).await.unwrap();
-    // All of these come in one read, before the engine has its turn.
+    // All of these are taken together, go in one write and come in one read, before the engine there has its turn.
+    let mut publishing = Vec::new();
     for number in 0..100_u8 {
-        one.topic.publish(vec![number], soon()).await.unwrap();
+        let topic = one.topic.clone();
+        let mut one = Box::pin(async move { topic.publish(vec![number], soon()).await });
+        assert!(one.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        publishing.push(one);
+    }
+    for published in publishing {
+        published.await.unwrap();
     }
     tokio::time::sleep(SECOND).await;
     let refused = two.node.count("busy_rejections_total{endpoint=\"gossip_ingress\"}");

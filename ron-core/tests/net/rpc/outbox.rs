@@ -92,12 +92,12 @@ async fn events_go_in_their_owners_order_and_calls_do_not_wait_for_them() {
     assert_eq!(peers.call(id, &addrs, ECHO, "quick", soon()).await.unwrap(), "quick");
     assert!(now() - before < Duration::from_millis(500), "two seconds of events are ahead of it");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let events = there.shop.events.lock().unwrap();
+    let events = there.shop.events.lock().unwrap().clone();
     let numbers: Vec<u32> =
         events[1..].iter().map(|event| u32::from_be_bytes(*event.first_chunk().unwrap())).collect();
     assert_eq!(numbers, (0..2000).collect::<Vec<_>>());
     // Some at a time, so that chunks have their turn, and not one by one.
-    let visits = desk.visits.lock().unwrap();
+    let visits = desk.visits.lock().unwrap().clone();
     assert!(visits.iter().all(|taken| *taken <= 32) && visits.len() < 200, "{} visits", visits.len());
     host.shutdown().await;
 }
