@@ -205,7 +205,7 @@ fn verify(plan: &Plan) -> Outcome<Figures> {
     }
     let sample = watch.stop(count * threads as u64);
     let mut figures = Figures::default();
-    figures.set("best.carried", sample.per_second() / (plan.nodes - 1) as f64);
+    figures.set("best.rate", sample.per_second() / (plan.nodes - 1) as f64);
     figures.set("best.cpu", sample.cpu_micros());
     Ok(figures)
 }

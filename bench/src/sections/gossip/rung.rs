@@ -93,9 +93,7 @@ impl Rung {
 
     /// Messages a second that reached everybody.
     pub(super) fn carried(&self) -> f64 {
-        // Not the time that the last one takes at any rate.
-        let took = self.took.saturating_sub(self.p50).max(self.due);
-        self.complete as f64 / took.as_secs_f64()
+        self.complete as f64 / self.took.max(self.due).as_secs_f64()
     }
 
     pub(super) fn share(&self) -> f64 {
