@@ -118,14 +118,12 @@ impl Book {
         self.origin + Duration::from_nanos(self.moved.load(Relaxed))
     }
 
-    /// What it took until everybody had them, for those of the rung's messages that everybody got, sorted.
+    /// What it took until everybody had them, for those of the rung's messages that everybody got, in their order.
     pub(crate) fn complete(&self, messages: usize) -> Vec<Duration> {
         let all = self.nodes as u32 - 1;
         let complete = |entry: &&Entry| entry.heard.load(Relaxed).count_ones() >= all;
         let took = |entry: &Entry| Duration::from_nanos(entry.last.load(Relaxed));
-        let mut took: Vec<Duration> = self.entries[..messages].iter().filter(complete).map(took).collect();
-        took.sort_unstable();
-        took
+        self.entries[..messages].iter().filter(complete).map(took).collect()
     }
 
     fn now(&self) -> u64 {

@@ -43,11 +43,15 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A rate is sustained if this share is taken, and delivered to everybody who should get it, ...
 const SHARE_LEAST: f64 = 0.999;
 
-/// ... and if that ends at most so much later than the last message was due, as a part of the whole.
-const LAG_MOST: f64 = 0.1;
+/// ... if it is there within this time, ...
+const LAST_MOST: Duration = Duration::from_secs(1);
 
-/// Timers round up to a millisecond, and the last delivery takes its time at any rate.
-const LAG_FREE: Duration = Duration::from_millis(10);
+/// ... and if the last quarter of the messages takes at most so much longer than the first, as a part of the time that
+/// they were offered: where it takes ever longer, a queue grows.
+const GROWTH_MOST: f64 = 0.1;
+
+/// What chance may do to that.
+const GROWTH_FREE: Duration = Duration::from_millis(10);
 
 /// A rate that came this close is tried once more: the machine may have had a bad moment.
 const CLOSE: f64 = 0.7;
@@ -75,13 +79,16 @@ pub(super) struct Rung {
     pub(super) twice: u64,
     pub(super) p50: Duration,
     pub(super) p99: Duration,
+    /// What the last quarter of the messages took more than the first, by their medians.
+    growth: Duration,
 }
 
 impl Rung {
     pub(super) fn is_sustained(&self) -> bool {
         self.taken as f64 >= SHARE_LEAST * self.offered as f64
             && self.in_time as f64 >= SHARE_LEAST * self.expected as f64
-            && self.took <= self.due.mul_f64(1.0 + LAG_MOST) + LAG_FREE
+            && self.p99 <= LAST_MOST
+            && self.growth <= self.due.mul_f64(GROWTH_MOST) + GROWTH_FREE
     }
 
     /// Messages a second that reached everybody.
@@ -174,7 +181,9 @@ impl Driver {
         }
         let cpu = watch.stop(1).cpu;
         let took = self.book.moved().saturating_duration_since(began);
-        let (in_time, complete) = (self.book.delivered(), self.book.complete(messages));
+        let (in_time, mut complete) = (self.book.delivered(), self.book.complete(messages));
+        let growth = growth(&complete);
+        complete.sort_unstable();
         let after = self.settled(before, if offer.is_probe { 0 } else { expected }).await?;
         Ok(Rung {
             rate: offer.rate,
@@ -192,6 +201,7 @@ impl Driver {
             twice: self.book.twice(),
             p50: quantile(&complete, 0.5),
             p99: quantile(&complete, 0.99),
+            growth,
         })
     }
 
@@ -242,4 +252,15 @@ impl Driver {
             counted = now;
         }
     }
+}
+
+/// What the last quarter takes more than the first, by their medians.
+fn growth(took: &[Duration]) -> Duration {
+    let quarter = took.len().div_ceil(4);
+    let middle = |part: &[Duration]| {
+        let mut part = part.to_vec();
+        part.sort_unstable();
+        quantile(&part, 0.5)
+    };
+    middle(&took[took.len() - quarter..]).saturating_sub(middle(&took[..quarter]))
 }
