@@ -121,10 +121,13 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
+/// Says whether an object is still wanted.
+type Keep = Arc<dyn Fn(&ContentId) -> bool + Send + Sync>;
+
 /// What garbage collection may not touch besides what is pinned.
 #[derive(Clone, Default)]
 pub struct Gc {
-    keep: Option<Arc<dyn Fn(&ContentId) -> bool + Send + Sync>>,
+    keep: Option<Keep>,
     dry_run: bool,
 }
 

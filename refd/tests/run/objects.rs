@@ -206,6 +206,10 @@ fn a_download_is_finished_before_the_stop() {
     stream.write_all(format!("GET /o/{id} HTTP/1.1\r\nhost: refd\r\n\r\n").as_bytes()).unwrap();
     let mut answer = vec![0; 1000];
     stream.read_exact(&mut answer).unwrap();
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client apart from the daemon; there is no supervisor here"
+    )]
     let reader = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(200));
         stream.read_to_end(&mut answer).map(|_| answer)

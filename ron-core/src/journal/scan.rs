@@ -368,6 +368,9 @@ pub(super) struct Window {
     bytes: Vec<u8>,
 }
 
+/// A record: its head, the name of what it holds, and that.
+type Found<'w> = (Head, ContentId, &'w [u8]);
+
 impl Window {
     fn new(file: Arc<File>, limit: u32, step: usize) -> Self {
         Window { file, limit, step, start: 0, bytes: Vec::new() }
@@ -406,11 +409,7 @@ impl Window {
     }
 
     /// The record at `offset` with its payload, if there is a whole one.
-    pub(super) fn record(
-        &mut self,
-        key: &Key,
-        offset: u32,
-    ) -> Result<Option<(Head, ContentId, &[u8])>, DiskError> {
+    pub(super) fn record(&mut self, key: &Key, offset: u32) -> Result<Option<Found<'_>>, DiskError> {
         match self.head(key, offset)? {
             Some(head) => Ok(self.body(&head, offset)?.map(|(name, payload)| (head, name, payload))),
             None => Ok(None),

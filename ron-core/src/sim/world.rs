@@ -50,7 +50,6 @@ impl SimNode {
     }
 
     /// What tells it, for parts that outlive the call: it does not keep the node.
-    #[must_use]
     pub fn unix_clock(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let clock = self.clock.clone();
         move || clock.read()

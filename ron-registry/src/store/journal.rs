@@ -15,7 +15,7 @@ use bytes::Bytes;
 use ron_core::{
     Deadline, Lock, LockSpec, Spawner, Supervisor,
     disk::Disk,
-    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Record, Salts, Settings},
+    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Salts, Settings},
 };
 
 use super::{
@@ -89,30 +89,30 @@ impl Index {
     }
 
     /// Learns a record that follows what is known.
-    fn learn(&mut self, record: &Record) -> Result<(), StoreError> {
-        let damaged = |what| StoreError::Damaged { message: format!("{what} at {}", record.position) };
-        match record.kind {
+    fn learn(&mut self, kind: u8, position: Position, payload: &Bytes) -> Result<(), StoreError> {
+        let damaged = |what| StoreError::Damaged { message: format!("{what} at {}", position) };
+        match kind {
             BLOCK => {
                 let (first, entries, checkpoint) =
-                    read_block(&record.payload).ok_or(damaged("a record that is no block"))?;
+                    read_block(payload).ok_or(damaged("a record that is no block"))?;
                 let is_start = self.blocks.is_empty() && self.tail == 0;
                 if !is_start && first != self.tail + 1 {
                     return Err(damaged("a block that does not follow the one before it"));
                 }
-                self.blocks.push_back((first, record.position));
+                self.blocks.push_back((first, position));
                 self.tail = first + entries.len() as u64 - 1;
                 self.checkpoint = Some(checkpoint);
             }
             SNAPSHOT => {
                 let (version, part, parts, _) =
-                    read_part(&record.payload).ok_or(damaged("a record that is no snapshot"))?;
+                    read_part(payload).ok_or(damaged("a record that is no snapshot"))?;
                 if part == 0 {
                     self.parts.clear();
                     self.parts_of = version;
                 }
                 // Parts stand in order behind each other; what a crash cut off never becomes whole.
                 if version == self.parts_of && part as usize == self.parts.len() {
-                    self.parts.insert(part, record.position);
+                    self.parts.insert(part, position);
                 }
                 if self.parts.len() == parts as usize && version == self.parts_of {
                     let places = std::mem::take(&mut self.parts).into_values().collect();
@@ -121,7 +121,7 @@ impl Index {
             }
             _ => return Err(damaged("a record of a kind that is not known")),
         }
-        self.end = Some(record.position);
+        self.end = Some(position);
         Ok(())
     }
 
@@ -220,7 +220,7 @@ impl JournalStore {
         let written = self.journal.append(BLOCK, payload.clone(), deadline).await.map_err(of_journal);
         appending.is_known = !matches!(&written, Err(error) if error.is_unknown());
         let position = written?;
-        self.index.lock().learn(&Record { position, kind: BLOCK, payload })?;
+        self.index.lock().learn(BLOCK, position, &payload)?;
         Ok(Appended::Yes)
     }
 
@@ -364,7 +364,7 @@ fn read_on(reader: &Reader, index: &mut Index) -> Result<(), StoreError> {
     for item in reader.scan(index.end.unwrap_or(Position::START)) {
         match item.map_err(of_journal)? {
             Item::Record(record) if Some(record.position) == index.end => {}
-            Item::Record(record) => index.learn(&record)?,
+            Item::Record(record) => index.learn(record.kind, record.position, &record.payload)?,
             Item::Damaged(damage) => return Err(of_journal(JournalError::Damaged { damage })),
         }
     }

@@ -96,7 +96,8 @@ impl Place {
             .map(|file| file.metadata().unwrap().len())
             .collect();
         let mut expected = sizes.to_vec();
-        (found.sort_unstable(), expected.sort_unstable());
+        found.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(found, expected);
         let names = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().file_name());
         assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".tmp")));
