@@ -57,9 +57,8 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let stored = server.store.put_bytes(HELLO.into(), soon()).await?;
     let content = stored.id;
     println!("b keeps {} bytes as {content} and serves them: curl {}/o/{content}", stored.len, server.url);
-    let published = nodes[1].dht.provide(content, soon()).await?;
-    expect(published.kept == SERVERS - 1, "every other server keeps the record")?;
-    println!("b provides {content}; {} nodes keep its signed record", published.kept);
+    let kept = provide(&nodes[1], content).await?;
+    println!("b provides {content}; {kept} nodes keep its signed record");
 
     find(&nodes[4], content, &nodes[1]).await?;
     let fetched = fetch(&server.url, content).await?;
@@ -134,6 +133,18 @@ async fn ready(node: &Node) -> Result<(), Box<dyn Error>> {
     let in_time = Deadline::after(Duration::from_secs(10)).limit("ready", ready).await;
     in_time.map_err(|_| format!("{} is not ready: {:?}", node.name, node.dht.ready()))?;
     Ok(node.news.joined(soon()).await?)
+}
+
+/// Every other server is to keep the record. On a busy machine one may be too late for the first time it is said.
+async fn provide(node: &Node, content: ContentId) -> Result<usize, Box<dyn Error>> {
+    let mut kept = 0;
+    for _ in 0..3 {
+        kept = node.dht.provide(content, soon()).await?.kept;
+        if kept == SERVERS - 1 {
+            return Ok(kept);
+        }
+    }
+    Err(format!("did not hold: all {} other servers keep the record, but {kept} do", SERVERS - 1).into())
 }
 
 async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), Box<dyn Error>> {

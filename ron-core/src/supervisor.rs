@@ -19,7 +19,6 @@ use std::{
 use tokio::runtime::Handle;
 
 use self::group::{Group, Shared};
-#[cfg(any(feature = "http", feature = "net"))]
 pub(crate) use self::task::catch_all;
 pub use self::task::{Restart, Task, TaskEnd, TaskOutput};
 pub(crate) use self::task::{catch, catch_panic, drop_catching};

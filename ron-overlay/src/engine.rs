@@ -143,14 +143,21 @@ impl Engine {
         let (mut armed, mut ran_at) = (Duration::MAX, None);
         while !stop.is_requested() {
             let mut now = self.node.since();
-            // Soon after the last time, words wait for company: what a batch needs is brought into the cache once, and
-            // what goes to the same link goes in one write. After a quiet moment nothing waits.
+            // Soon after the last time, words of peers wait for company: what a batch needs is brought into the cache
+            // once, and what goes to the same link goes in one write. After a quiet moment nothing waits, and orders of
+            // this node never do: a publisher that awaits each receipt would wait that long for each.
             if let Some(next) = ran_at.map(|at: Duration| at + self.settings.gather).filter(|at| *at > now) {
                 armed = next;
                 sleep.as_mut().reset(self.node.epoch + next);
+                let ordered = async {
+                    while local.depth() == 0 {
+                        bell.notified().await;
+                    }
+                };
                 tokio::select! {
                     biased;
                     () = stop.requested() => continue,
+                    () = ordered => {}
                     () = sleep.as_mut() => armed = Duration::ZERO,
                 }
                 now = self.node.since();
