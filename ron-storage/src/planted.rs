@@ -8,8 +8,6 @@ pub enum Bug {
     NoSync,
     /// A large object is acknowledged before the names of its files are.
     NoDirSync,
-    /// The index is written before what it points at is.
-    IndexBeforeData,
     /// A record is compacted away before its copy is durable.
     RemoveBeforeCopy,
 }

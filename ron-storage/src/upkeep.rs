@@ -169,11 +169,7 @@ impl Upkeep {
         let mut nonce = [0; 16];
         fastrand::fill(&mut nonce);
         let (kind, payload) = Note::Checkpoint(nonce).encode();
-        let anchor = if is_planted(Bug::IndexBeforeData) {
-            objects.journal.append_buffered(kind, payload.into(), soon()).await
-        } else {
-            objects.journal.append(kind, payload.into(), soon()).await
-        };
+        let anchor = objects.journal.append(kind, payload.into(), soon()).await;
         let anchor = objects.note(anchor.map_err(of_journal)?, true)?;
         // Whoever wrote something that the table does not know yet holds a name since before. Whoever begins later writes
         // behind the anchor.
@@ -185,11 +181,9 @@ impl Upkeep {
             move || index::write(&*objects.disk, &objects.dir, &header, &objects.table)
         };
         let entries = objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
-        if !is_planted(Bug::IndexBeforeData) {
-            // The table knows what was written meanwhile, some of it perhaps not synced; the index must not know more than
-            // the disk.
-            objects.journal.sync(soon()).await.map_err(of_journal)?;
-        }
+        // The table knows what was written meanwhile, some of it perhaps not synced; the index must not know more than
+        // the disk.
+        objects.journal.sync(soon()).await.map_err(of_journal)?;
         let publish = {
             let objects = Arc::clone(objects);
             move || index::publish(&*objects.disk, &objects.dir)
