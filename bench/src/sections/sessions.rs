@@ -126,13 +126,16 @@ impl Look {
     }
 }
 
+/// Carries out one order.
+type Obey = dyn Fn(&str) -> Outcome<String>;
+
 /// What the two processes do: obey until there are no more orders.
 pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
     raise_file_limit()?;
     let runtime = runtime()?;
     let _inside = runtime.enter();
     let argument = arguments.first().ok_or("an argument is missing")?;
-    let obey: Box<dyn Fn(&str) -> Outcome<String>> = match role {
+    let obey: Box<Obey> = match role {
         "node" => {
             let node = runtime.block_on(Node::start(argument.parse()?))?;
             Box::new(move |order| node.obey(order))
