@@ -1,8 +1,8 @@
 //! Who is let in: requests per second, calls in flight and bytes per second, for each client and for all together.
 //!
-//! A refusal leaves no trace: all limits are checked and then all are taken, inside one critical section. Memory is
-//! decided when the gate is built and does not grow with the number of clients, because addresses are free and memory
-//! is not. The price is that clients can be forgotten, so a flood of new ones must not be able to push the old ones
+//! A refusal leaves no trace: all limits are checked and then all are taken, inside one critical section. Memory grows
+//! with the clients that are let in, up to a bound that is decided when the gate is built, because addresses are free and
+//! memory is not. The price is that clients can be forgotten, so a flood of new ones must not be able to push the old ones
 //! out: newcomers share a part of the total among themselves, and whoever came back has the rest.
 
 mod meter;
@@ -41,8 +41,9 @@ const SHARD_SETS_MIN: usize = 8;
 pub(crate) const LOCKS: [LockSpec; 3] = [
     LockSpec::new("ron-core", "gate.settings", 900)
         .guards("the settings in force; held while they are replaced"),
-    LockSpec::new("ron-core", "gate.shard", 910)
-        .guards("a sixteenth of the clients, or all if they are few; held for eight comparisons"),
+    LockSpec::new("ron-core", "gate.shard", 910).guards(
+        "a sixteenth of the clients, or all if they are few; held for eight comparisons, or while it doubles",
+    ),
     LockSpec::new("ron-core", "gate.total", 920)
         .guards("the limits for all clients together; held for arithmetic"),
 ];
@@ -73,8 +74,8 @@ pub struct GateSettings {
     /// The part of the total that clients not seen before may use together. Default half: lower it where the same
     /// clients come back all day, raise it where most come once.
     pub newcomer_share: Ratio,
-    /// Clients remembered, rounded up to fill the table. Default 32 768, which is 1.5 MB; more than twice the number
-    /// of clients in an hour is not useful.
+    /// Clients remembered, rounded up to fill the table. Default 32 768, which is 1.5 MB when they have come; more than
+    /// twice the number of clients in an hour is not useful.
     pub clients: usize,
 }
 
@@ -120,7 +121,7 @@ impl GateSettings {
         }
     }
 
-    /// Shards, and sets in each: powers of two, so that the hash picks one with a mask.
+    /// Shards, and sets in each at most: powers of two, so that the hash picks one with a mask.
     fn shape(&self) -> Shape {
         let sets = self.clients.div_ceil(WAYS).next_power_of_two();
         let shards = (sets / SHARD_SETS_MIN).clamp(1, SHARDS_MAX);
@@ -132,7 +133,7 @@ impl GateSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     shards: usize,
-    /// In each shard.
+    /// In each shard, at most.
     sets: usize,
 }
 
@@ -212,7 +213,8 @@ impl Gate {
         })
     }
 
-    /// Lets a call of `bytes` in, or says at once how long to stay away. Nothing waits and nothing is allocated.
+    /// Lets a call of `bytes` in, or says at once how long to stay away. Nothing waits. Nothing is allocated but for a table
+    /// that a new client makes grow, which ends at [`memory_bytes_max`](Gate::memory_bytes_max).
     ///
     /// # Errors
     /// [`CallError::Busy`]. When a rate is the reason, the call fits after `retry_after` exactly, if nobody else
@@ -224,19 +226,25 @@ impl Gate {
 
     fn enter_at(&self, client: ClientKey, bytes: u64, now: u64) -> Result<Pass, CallError> {
         let shared = &*self.shared;
-        let hash = shared.hash.hash_one(client);
         // The low bits choose the shard and the high ones the set, so that neither follows from the other.
-        let shard_at = hash as usize & (shared.shape.shards - 1);
-        let set = (hash >> 32) as usize & (shared.shape.sets - 1);
+        let (shard_at, hash) = shared.place_of(client);
 
         let mut shard = lock(&shared.shards[shard_at].0);
-        let seat = shard.seat(set, client, now);
+        let seat = shard.seat(hash, client, now);
         // Without a seat the client is new, by definition: the known have one.
         let newcomer = seat.is_none_or(|seat| seat.newcomer);
         let own = seat.ok_or(PLACE_WAIT).and_then(|seat| Ok((seat, shard.check(seat, bytes, now)?)));
         // Asked even if the client's own limits refuse: the longest wait of all is the one to tell.
         let mut total = lock(&shared.total.0);
         let joint = total.check(&shared.inside.0, newcomer, bytes, now);
+        // Only for one who is let in does the table grow.
+        let own = own.and_then(|(seat, claim)| match joint {
+            Ok(_) => {
+                let seat = shard.settle(seat, hash, client, now, |other| shared.place_of(other).1);
+                Ok((seat.ok_or(PLACE_WAIT)?, claim))
+            }
+            Err(_) => Ok((seat, claim)),
+        });
         match (own, joint) {
             (Ok((seat, claim)), Ok(joint)) => {
                 total.take(joint);
@@ -244,7 +252,7 @@ impl Gate {
                 shard.take(seat, client, claim, now);
                 drop(total);
                 drop(shard);
-                Ok(Pass { shared: Arc::clone(&self.shared), shard_at, slot: seat.slot, newcomer })
+                Ok(Pass { shared: Arc::clone(&self.shared), shard_at, hash, client, newcomer })
             }
             (own, joint) => {
                 if is_planted(Bug::LeakedPermit) {
@@ -292,16 +300,33 @@ impl Gate {
         self.shared.inside.0.everybody.load(Ordering::Relaxed) as usize
     }
 
-    /// The memory of this gate, all of it allocated by [`Gate::new`].
+    /// The memory of this gate now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
+        let tables = self.shared.shards.iter().map(|shard| lock(&shard.0).memory_bytes());
+        self.bare_bytes() + tables.sum::<usize>()
+    }
+
+    /// The most that its memory can become, whoever comes.
+    #[must_use]
+    pub fn memory_bytes_max(&self) -> usize {
+        let Shape { shards, sets } = self.shared.shape;
+        self.bare_bytes() + shards * sets * WAYS * size_of::<Packed>()
+    }
+
+    /// Without the tables.
+    fn bare_bytes(&self) -> usize {
         // The two counts of the `Arc`, padded to the alignment of what follows them.
         let counts = (2 * size_of::<usize>()).max(align_of::<Shared>());
-        let Shape { shards, sets } = self.shared.shape;
-        counts
-            + size_of::<Shared>()
-            + shards * size_of::<Apart<Mutex<Shard>>>()
-            + shards * sets * WAYS * size_of::<Packed>()
+        counts + size_of::<Shared>() + self.shared.shape.shards * size_of::<Apart<Mutex<Shard>>>()
+    }
+}
+
+impl Shared {
+    /// The shard of a client, and the bits that choose its set in there.
+    fn place_of(&self, client: ClientKey) -> (usize, u32) {
+        let hash = self.hash.hash_one(client);
+        (hash as usize & (self.shape.shards - 1), (hash >> 32) as u32)
     }
 }
 
@@ -319,13 +344,14 @@ impl fmt::Debug for Gate {
 pub struct Pass {
     shared: Arc<Shared>,
     shard_at: usize,
-    slot: usize,
+    hash: u32,
+    client: ClientKey,
     newcomer: bool,
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        lock(&self.shared.shards[self.shard_at].0).leave(self.slot);
+        lock(&self.shared.shards[self.shard_at].0).leave(self.hash, self.client);
         self.shared.inside.0.leave(self.newcomer);
     }
 }

@@ -43,7 +43,7 @@ async fn a_million_addresses_cost_neither_memory_nor_the_known_clients() {
     }
 
     let mut staying: [Option<Pass>; 200] = [const { None }; 200];
-    let (mut allocations, mut admitted) = (0, 0_u32);
+    let (mut kept, mut late_allocations, mut admitted) = (gate.memory_bytes() as i64, 0, 0_u32);
     for tick in 0..1_000_u32 {
         tokio::time::advance(Duration::from_millis(20)).await;
         let used = measure(|| {
@@ -63,9 +63,13 @@ async fn a_million_addresses_cost_neither_memory_nor_the_known_clients() {
                 assert!(regular.is_ok(), "tick {tick}: {regular:?}");
             }
         });
-        allocations += used.count_total;
+        kept += used.bytes_current;
+        // Its bound is reached in the first second, with the first thousands who are let in.
+        late_allocations += if tick < 100 { 0 } else { used.count_total };
+        assert!(kept <= gate.memory_bytes_max() as i64, "tick {tick}: {kept} bytes");
     }
-    assert_eq!(allocations, 0, "a flood must not allocate at all");
+    assert_eq!(kept, gate.memory_bytes() as i64, "the gate says what it holds");
+    assert_eq!(late_allocations, 0, "a flood must not allocate for ever");
     // Half of the burst, then half of the rate: 500 + 5000 a second.
     assert!((95_000..=100_600).contains(&admitted), "{admitted}");
     drop(staying);
@@ -95,6 +99,11 @@ fn the_memory_is_what_the_gate_says() {
         let used = measure(|| gate = Some(Gate::new("http", GateSettings { clients, ..SETTINGS }, &metrics)));
         let gate = gate.expect("set above").unwrap();
         assert_eq!(used.bytes_current, i64::try_from(gate.memory_bytes()).unwrap());
+        assert!(gate.memory_bytes() < 10 << 10, "nobody has come: {} bytes", gate.memory_bytes());
+        let fifty = measure(|| (0..50).for_each(|number| drop(gate.enter(honest(number), 100))));
+        let grown = usize::try_from(used.bytes_current + fifty.bytes_current).unwrap();
+        assert_eq!(grown, gate.memory_bytes());
+        assert!(grown <= gate.memory_bytes_max().min(20 << 10), "fifty have come: {grown} bytes");
     }
 }
 

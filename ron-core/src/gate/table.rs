@@ -1,7 +1,11 @@
-//! What is remembered about clients, in memory that is decided once.
+//! What is remembered about clients, in memory that grows with them up to what was decided once.
 //!
 //! A shard is an array cut into sets of eight ways; a key belongs to one set, chosen by a hash that outsiders cannot
-//! predict, so nobody can aim at the neighbours of a victim. A new key takes the way in its set that is worth least:
+//! predict, so nobody can aim at the neighbours of a victim. It begins with one set. When somebody is let in whose set has
+//! no vacant way, the number of sets doubles, as often as it takes and the bound allows: a process may have a gate for
+//! each of a thousand nodes, of which most see ten clients. Who is refused makes nothing grow.
+//!
+//! In a shard that is as large as it may be, a new key takes the way in its set that is worth least:
 //! an empty one, then a one-time visitor that owes nothing, then one that does, and only then a client that came
 //! back, of whom the one with the least standing goes. Ways with calls in flight are never taken, and while a one-time
 //! visitor keeps its way by a call in flight, no client that came back gives up its own: strangers who stay compete
@@ -103,10 +107,10 @@ pub(super) struct ClientLimits {
 pub(super) struct Shard {
     pub(super) limits: ClientLimits,
     entries: Box<[Packed]>,
+    sets_max: usize,
 }
 
-/// An [`Entry`] as numbers, all zero for a vacant one. A table of zeros is memory that the system has not yet given: a
-/// gate for ten thousand clients that sees ten costs what ten cost.
+/// An [`Entry`] as numbers, all zero for a vacant one: a table of zeros is the cheapest to ask the system for.
 pub(super) type Packed = [u64; 6];
 
 /// What is remembered about one client.
@@ -125,8 +129,10 @@ struct Entry {
 /// Where a key is, or would be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seat {
-    pub(super) slot: usize,
+    slot: usize,
     pub(super) newcomer: bool,
+    /// The set is full and the shard may grow: the place is only found by [`Shard::settle`].
+    is_to_come: bool,
 }
 
 /// What an admission will write; nothing is written until all limits agree.
@@ -137,17 +143,34 @@ pub(super) struct Claim {
 }
 
 impl Shard {
-    pub(super) fn new(sets: usize, limits: ClientLimits) -> Self {
-        Shard { limits, entries: vec![[0; 6]; sets * WAYS].into_boxed_slice() }
+    /// With one set, and at most `sets_max` of them. It is a power of two.
+    pub(super) fn new(sets_max: usize, limits: ClientLimits) -> Self {
+        Shard { limits, entries: vacant(1), sets_max }
     }
 
-    /// The way of `key` in `set`, or the one it would take. Nothing if every way has calls in flight, or if only
-    /// clients that came back could make room while one-time visitors are inside.
-    pub(super) fn seat(&self, set: usize, key: ClientKey, now: u64) -> Option<Seat> {
-        let first = set * WAYS;
+    /// Bytes of what it holds now.
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.entries)
+    }
+
+    /// The first way of the set that a hash chooses. A set is split in two when the shard grows, by one bit more.
+    fn first_way(&self, hash: u32) -> usize {
+        (hash as usize & (self.entries.len() / WAYS - 1)) * WAYS
+    }
+
+    /// The way of `key`, or the one it would take. Nothing if the shard may not grow and every way has calls in flight, or
+    /// if only clients that came back could make room while one-time visitors are inside.
+    pub(super) fn seat(&self, hash: u32, key: ClientKey, now: u64) -> Option<Seat> {
+        let first = self.first_way(hash);
         let ways: [Entry; WAYS] = std::array::from_fn(|way| self.entry(first + way));
         if let Some(way) = ways.iter().position(|entry| entry.key == key) {
-            return Some(Seat { slot: first + way, newcomer: false });
+            return Some(Seat { slot: first + way, newcomer: false, is_to_come: false });
+        }
+        if let Some(way) = ways.iter().position(|entry| entry.key == ClientKey::NOBODY) {
+            return Some(Seat { slot: first + way, newcomer: true, is_to_come: false });
+        }
+        if self.entries.len() < self.sets_max * WAYS {
+            return Some(Seat { slot: first, newcomer: true, is_to_come: true });
         }
         let worth_least = (0..WAYS)
             .filter(|way| ways[*way].in_flight == 0)
@@ -156,7 +179,38 @@ impl Shard {
         if came_back(&ways[worth_least]) && !ways.iter().all(came_back) {
             return None;
         }
-        Some(Seat { slot: first + worth_least, newcomer: true })
+        Some(Seat { slot: first + worth_least, newcomer: true, is_to_come: false })
+    }
+
+    /// Makes the place that a seat promised, for a key that is let in. Nothing if the shard grew to its end, and found none.
+    pub(super) fn settle(
+        &mut self,
+        seat: Seat,
+        hash: u32,
+        key: ClientKey,
+        now: u64,
+        hash_of: impl Fn(ClientKey) -> u32,
+    ) -> Option<Seat> {
+        let mut seat = seat;
+        while seat.is_to_come {
+            self.grow(&hash_of);
+            seat = self.seat(hash, key, now)?;
+        }
+        Some(seat)
+    }
+
+    /// Twice as many sets. Each is split in two, so everybody finds room.
+    fn grow(&mut self, hash_of: impl Fn(ClientKey) -> u32) {
+        let sets = self.entries.len() / WAYS * 2;
+        let old = std::mem::replace(&mut self.entries, vacant(sets));
+        for packed in old {
+            let key = Entry::unpack(packed).key;
+            if key != ClientKey::NOBODY {
+                let first = self.first_way(hash_of(key));
+                let way = (first..first + WAYS).find(|slot| self.entries[*slot] == [0; 6]);
+                self.entries[way.expect("a set of eight is split in two")] = packed;
+            }
+        }
     }
 
     /// Whether the client's own limits allow a call of `bytes`, or how long to wait. A newcomer owes nothing yet.
@@ -191,8 +245,12 @@ impl Shard {
         self.entries[seat.slot] = entry.pack();
     }
 
-    /// One call of the client in `slot` has ended. The slot is still its own: it was in flight until now.
-    pub(super) fn leave(&mut self, slot: usize) {
+    /// One call of this client has ended. It is still there, because it was in flight until now.
+    pub(super) fn leave(&mut self, hash: u32, key: ClientKey) {
+        let first = self.first_way(hash);
+        let slot = (first..first + WAYS).find(|slot| self.entry(*slot).key == key);
+        debug_assert!(slot.is_some(), "whoever is inside keeps its way");
+        let Some(slot) = slot else { return };
         let mut entry = self.entry(slot);
         debug_assert!(entry.in_flight > 0, "a pass is given back once");
         entry.in_flight = entry.in_flight.saturating_sub(1);
@@ -202,6 +260,10 @@ impl Shard {
     fn entry(&self, slot: usize) -> Entry {
         Entry::unpack(self.entries[slot])
     }
+}
+
+fn vacant(sets: usize) -> Box<[Packed]> {
+    vec![[0; 6]; sets * WAYS].into_boxed_slice()
 }
 
 impl Entry {
@@ -247,8 +309,7 @@ impl Entry {
             .requests
             .owed(self.requests_clear_at, now)
             .max(limits.bytes.owed(self.bytes_clear_at, now));
-        let occupied = self.key != ClientKey::NOBODY;
-        (occupied, self.standing_at(second(now)), owed, Reverse(second(now).saturating_sub(self.seen_second)))
+        (self.standing_at(second(now)), owed, Reverse(second(now).saturating_sub(self.seen_second)))
     }
 
     fn standing_at(&self, second: u32) -> u8 {
@@ -299,7 +360,7 @@ mod tests {
         let claim = shard.check(seat, 0, now).expect("within limits");
         shard.take(seat, key(number), claim, now);
         if !stay {
-            shard.leave(seat.slot);
+            shard.leave(0, key(number));
         }
         Some(seat.newcomer)
     }
@@ -388,8 +449,7 @@ mod tests {
         }
         assert_eq!(visit(&mut shard, 9, 1_000 * SECOND, false), None);
         assert_eq!(visit(&mut shard, 8, 1_000 * SECOND, false), Some(false));
-        let seat = shard.seat(0, key(3), 0).unwrap();
-        shard.leave(seat.slot);
+        shard.leave(0, key(3));
         assert_eq!(visit(&mut shard, 9, 1_000 * SECOND, false), Some(true));
         assert!(!knows(&shard, 3));
     }
@@ -405,8 +465,7 @@ mod tests {
         }
         assert_eq!(visit(&mut shard, 9, SECOND, false), None, "the only free way is a regular client's");
         assert!(knows(&shard, 1));
-        let seat = shard.seat(0, key(5), SECOND).unwrap();
-        shard.leave(seat.slot);
+        shard.leave(0, key(5));
         assert_eq!(visit(&mut shard, 9, SECOND, false), Some(true));
         assert!(knows(&shard, 1) && !knows(&shard, 5));
     }
@@ -435,6 +494,46 @@ mod tests {
         // And the clock steps back: the client is served, after at most one window.
         let seat = shard.seat(0, key(2), 0).unwrap();
         assert_eq!(shard.check(seat, 0, 0).unwrap_err(), SECOND);
+    }
+
+    /// Everybody who is let in has a way, in one of at most four sets, and what is remembered survives every growth. Those
+    /// with the same hash stay together, so the last of nine finds no room however large the shard is.
+    #[test]
+    fn a_shard_grows_with_those_who_are_let_in_and_forgets_nobody_for_it() {
+        let mut shard = Shard { sets_max: 4, ..shard() };
+        let hash_of = |of: ClientKey| if of == key(99) { 0 } else { u32::from(of.0[4]) };
+        let enter = |shard: &mut Shard, number: u32| {
+            let hash = hash_of(key(number));
+            let seat = shard.seat(hash, key(number), 0)?;
+            let claim = shard.check(seat, 0, 0).expect("within limits");
+            let seat = shard.settle(seat, hash, key(number), 0, hash_of)?;
+            shard.take(seat, key(number), claim, 0);
+            Some(seat.newcomer)
+        };
+        for (number, sets) in (0..32).zip([1; 8].into_iter().chain([2; 8]).chain([4; 16])) {
+            assert_eq!(enter(&mut shard, number), Some(true));
+            assert_eq!(shard.memory_bytes(), sets * WAYS * 48, "{number} came");
+        }
+        for number in 0..32 {
+            assert_eq!(enter(&mut shard, number), Some(false), "{number} is known");
+        }
+        assert_eq!(enter(&mut shard, 99), None, "its set is full of calls in flight");
+        for number in 0..32 {
+            (0..2).for_each(|_| shard.leave(hash_of(key(number)), key(number)));
+        }
+        let seat = shard.seat(0, key(99), 0).expect("nobody is inside");
+        assert!(seat.newcomer && !seat.is_to_come);
+    }
+
+    #[test]
+    fn who_is_not_settled_makes_nothing_grow() {
+        let mut shard = Shard { sets_max: 4, ..shard() };
+        for number in 0..8 {
+            visit(&mut shard, number, 0, true);
+        }
+        let seat = shard.seat(0, key(8), 0).expect("it may grow");
+        assert!(seat.is_to_come && shard.check(seat, 0, 0).is_ok());
+        assert_eq!(shard.memory_bytes(), WAYS * 48);
     }
 
     #[test]
