@@ -1,0 +1,132 @@
+//! What a search came to: every question it asked, what became of each, and why it is over.
+
+use std::time::Duration;
+
+use ron_core::NodeId;
+
+use super::super::{Contact, table::bucket_index};
+
+/// Why a question brought nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// No answer within the peer's timeout.
+    Timeout,
+    /// No connection, or one to somebody else.
+    Unreachable,
+    /// It is there and too busy to say anything.
+    Busy,
+    /// It answered with something that is not an answer.
+    Invalid,
+}
+
+/// What came of one question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It answered.
+    Answered {
+        /// Peers it named, as far as they were heard.
+        named: usize,
+        /// Finds it brought that were new.
+        found: usize,
+    },
+    /// It failed.
+    Failed(Failure),
+    /// It was set aside and had not answered by the end. Perhaps dead: worth a ping.
+    Silent,
+    /// The end came before its time was up. Says nothing about it.
+    Canceled,
+}
+
+/// One question of a search, for whoever wants to know why it ended as it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// Whom.
+    pub peer: NodeId,
+    /// How many hops away it was: one for a peer of our own table.
+    pub hop: u8,
+    /// When.
+    pub at: Duration,
+    /// How long until it answered or failed.
+    pub took: Option<Duration>,
+    /// Whether it was asked because others were silent.
+    pub hedge: bool,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// Why a search is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The k nearest live peers have answered.
+    Complete,
+    /// As much was found as was asked for.
+    Enough,
+    /// Nearer peers are known, but only beyond the hop budget.
+    Hops,
+    /// Nearer peers are known, but the requests are spent.
+    Requests,
+    /// Time is up.
+    Deadline,
+    /// Somebody called it off.
+    Canceled,
+}
+
+impl Reason {
+    /// In one word, for counters and for programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Complete => "complete",
+            Reason::Enough => "enough",
+            Reason::Hops => "hops",
+            Reason::Requests => "requests",
+            Reason::Deadline => "deadline",
+            Reason::Canceled => "canceled",
+        }
+    }
+}
+
+/// What a search came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Why it ended.
+    pub reason: Reason,
+    /// The nearest peers that answered, nearest first: at most k for each path.
+    pub closest: Vec<Contact>,
+    /// How much was found.
+    pub found: usize,
+    /// How far away from our own table the farthest answer came from.
+    pub hops: u8,
+    /// Questions asked.
+    pub rpcs: usize,
+    /// How many of them because others were silent.
+    pub hedges: usize,
+    /// Questions still out. Nobody waits for them any more: cancel them.
+    pub losers: Vec<NodeId>,
+    /// Every question, in the order asked.
+    pub trace: Vec<Asked>,
+}
+
+impl Verdict {
+    /// So much was there before anybody was asked, and it was enough.
+    pub(crate) fn at_home(found: usize) -> Self {
+        Verdict {
+            reason: Reason::Enough,
+            closest: Vec::new(),
+            found,
+            hops: 0,
+            rpcs: 0,
+            hedges: 0,
+            losers: Vec::new(),
+            trace: Vec::new(),
+        }
+    }
+
+    /// Whether a search of node `own` for a key of its bucket `bucket` shows that nobody alive is in there: whoever is in
+    /// there is nearer to such a key than everybody else, and the nearest have answered. Silence shows nothing.
+    #[must_use]
+    pub fn shows_vacant(&self, own: &NodeId, bucket: usize) -> bool {
+        let is_elsewhere = |nearest: &Contact| bucket_index(own, &nearest.id) != Some(bucket);
+        self.reason == Reason::Complete && self.closest.first().is_some_and(is_elsewhere)
+    }
+}
