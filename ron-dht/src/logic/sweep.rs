@@ -222,10 +222,12 @@ impl Region {
             None if is_complete && !closest.is_empty() => Corner::ALL,
             None => intended,
         };
-        if !is_complete {
+        // Nobody found is nothing learned, and the key stays unassigned unless a neighbour's lookup does better. It is a
+        // failure however complete the lookup was: where there is nobody to ask, all are, and the same key would be looked
+        // up for ever.
+        if !is_complete || closest.is_empty() {
             self.failures += 1;
         }
-        // Nobody found is nothing learned, and the key stays unassigned unless a neighbour's lookup does better.
         if !closest.is_empty() {
             self.covered.push(corner);
             self.asked.insert(*target);
@@ -524,6 +526,19 @@ mod tests {
             }
         }
         assert!(asked <= 8 * FAILURES_MAX);
+    }
+
+    #[test]
+    fn where_nobody_is_found_the_sweep_gives_up() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut region = Sweep::new(random_keys(50, &mut rng), 5, 100).next_region().expect("fifty keys");
+        let mut asked = 0;
+        while let Some(target) = region.poll() {
+            asked += 1;
+            assert!(asked <= FAILURES_MAX);
+            region.on_found(&target, &[], true);
+        }
+        assert!(region.assign(|_, _| None).is_empty());
     }
 
     #[test]
