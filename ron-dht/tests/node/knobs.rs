@@ -7,7 +7,7 @@ use std::{
 };
 
 use ron_core::{
-    Event as Told, GateLimits, NodeId, Supervisor,
+    Deadline, Event as Told, GateLimits, NodeId, Supervisor,
     net::{
         Endpoint, Identity,
         oap::{Code, Flags, Frame, Hello},
@@ -130,6 +130,35 @@ async fn a_made_up_neighbourhood_is_stored_around_only_with_regions() {
     dht.reload(Settings { regions: false, ..dht.settings() }).unwrap();
     let narrow = dht.provide(key(1), soon()).await.unwrap();
     assert!(!narrow.is_region && narrow.asked == 20, "{narrow:?}");
+    host.shutdown().await;
+}
+
+/// The searches around a made-up neighbourhood ran one after the other, and where each took its time the call was over
+/// before those whom they found were told. They run at once: all of them take about as long as one.
+#[tokio::test(start_paused = true)]
+async fn a_made_up_neighbourhood_is_stored_around_in_the_time_of_the_call() {
+    let (world, host) = (World::of(400), host());
+    // Every question takes a while, but not so long that it counts as silence.
+    world.latency(SECOND / 5);
+    let settings = Settings { refresh: 60 * SECOND, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings)).await;
+    tokio::time::sleep(1200 * SECOND).await;
+    world.join(ground(1));
+    let began = now();
+    let honest = dht.provide(key(2), Deadline::after(60 * SECOND)).await.unwrap();
+    assert!(!honest.is_region && honest.kept == 20, "{honest:?}");
+    let alone = began.elapsed();
+
+    // One search and its stores for the key itself, and the time of one more and of more stores for the region.
+    let began = now();
+    let wide = dht.provide(key(1), Deadline::after(3 * alone)).await.unwrap();
+    println!("{alone:?} for one neighbourhood, {:?} for all around one that is made up", began.elapsed());
+    assert!(wide.is_region && wide.kept >= 40, "{wide:?}");
+    assert!(began.elapsed() < 3 * alone, "{:?} after {alone:?}", began.elapsed());
+    // Everybody who was found was told: those who are looked for where the Sybils are not.
+    let keepers = world.closest(&key(1), 40, &dht.node_id());
+    let honest = keepers.iter().filter(|peer| !ground(1).contains(peer));
+    assert!(honest.filter(|peer| world.kept_by(&key(1), peer).is_some()).count() >= 18);
     host.shutdown().await;
 }
 

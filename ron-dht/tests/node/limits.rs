@@ -159,6 +159,11 @@ async fn the_silent_are_hedged_and_the_losers_canceled() {
         counts.get("lookups_total{reason=\"complete\"}") as usize,
         counts.get("lookup_seconds_count") as usize
     );
+    // A search that asked somebody came one hop far at least, and none farther than it may.
+    let (searches, hops) = (counts.get("lookup_hops_count"), counts.get("lookup_hops_sum"));
+    assert_eq!(searches, counts.get("lookup_seconds_count"));
+    assert!((searches..=searches * 5).contains(&hops), "{hops} hops of {searches} searches");
+    assert_eq!(counts.get("lookup_hops_bucket{le=\"5.0\"}"), searches);
     host.shutdown().await;
 }
 
