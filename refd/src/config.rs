@@ -554,12 +554,35 @@ mod tests {
     }
 
     #[test]
+    fn every_key_of_the_overlay_reaches_it() {
+        let default = OverlaySection::default();
+        assert_eq!(default.settings(), ron_overlay::Settings::default());
+        let text = toml::to_string(&default).unwrap();
+        let keys: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
+        assert_eq!(keys.len(), 13, "{keys:?}");
+        let mut seen = vec![default.settings()];
+        for key in keys.into_iter().filter(|key| *key != "topics") {
+            let config = load(&format!("[overlay]\n{key} = 9\n"), &[], Flags::default()).unwrap();
+            let settings = config.overlay.settings();
+            // Neither the default nor what another key does.
+            assert!(!seen.contains(&settings), "{key}");
+            seen.push(settings);
+            assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
+        }
+        let topics = [("REFD_OVERLAY__TOPICS", "[\"news\", \"weather\"]")];
+        let config = load("", &topics, Flags::default()).unwrap();
+        assert_eq!(config.overlay.topics, ["news", "weather"]);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let message = |text: &str, variables: &[(&str, &str)]| {
             load(text, variables, Flags::default()).unwrap_err().to_string()
         };
         let storage = message("[storage]\nquota = 5\n", &[]);
         assert!(storage.contains("quota_bytes") && storage.contains("line 2"), "{storage}");
+        let overlay = message("[overlay]\ntopic = []\n", &[]);
+        assert!(overlay.contains("topics") && overlay.contains("line 2"), "{overlay}");
         let unknown = message("[dht]\nsedes = []\n", &[]);
         assert!(
             unknown.contains("sedes") && unknown.contains("seeds") && unknown.contains("line 2"),
