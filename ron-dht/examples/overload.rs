@@ -6,13 +6,20 @@
 //!
 //! Eight peers ask one node, first half of its configured rate and then three times that rate, for a minute each
 //! (`--seconds` for another time). Who is beyond the rate is told `Busy` at once. Exits with 1 if those who are served
-//! wait more than twice as long as before at the 99th percentile, if memory grows, or if the node says that it is not
-//! ready: what others ask too much is no reason not to ask.
+//! wait more than twice as long as before at the 99th percentile, if the node's memory grows, or if it says that it is
+//! not ready: what others ask too much is no reason not to ask.
+//!
+//! The node has a process of its own, as nodes do: what it takes in memory is its own, and its answers do not wait for a
+//! turn behind the eight who ask. They and its neighbours are in the first process.
 
 use std::{
     error::Error,
-    process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -64,9 +71,51 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         (None, _) => 60,
         (Some("--quick"), None) => 3,
         (Some("--seconds"), Some(seconds)) => seconds.parse()?,
+        (Some("--serve"), None) => return serve().await,
         _ => return Err("--seconds N".into()),
     };
     let host = Supervisor::new("overload");
+    let mut served = Served::start()?;
+    let mut neighbours = Vec::new();
+    for _ in 0..NEIGHBOURS {
+        neighbours.push(node(&host, Settings::default(), Some(served.contact.clone())).await?);
+    }
+    for neighbour in &neighbours {
+        neighbour.joined(Deadline::after(Duration::from_secs(20))).await?;
+    }
+    served.watch()?;
+    let mut peers = Vec::new();
+    for _ in 0..CLIENTS {
+        let endpoint = Endpoint::builder(Identity::generate()?).start(&host)?;
+        let protocol = Protocol { alpn: ALPN, proto: 1, links: LINKS };
+        peers.push(Peers::start(&endpoint, protocol, Arc::new(Mute), PeersSettings::default(), &host)?);
+    }
+    println!(
+        "{:<12} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "", "offered/s", "served/s", "busy/s", "p50 µs", "p99 µs"
+    );
+    // The first seconds make connections, memory and round trips what they will be.
+    load(&host, &peers, &served.contact, PER_SECOND / 2, 2).await;
+    let calm = load(&host, &peers, &served.contact, PER_SECOND / 2, seconds).await.print("half", seconds);
+    let early = served.memory();
+    let stormy = load(&host, &peers, &served.contact, PER_SECOND * 3, seconds).await;
+    let late = served.memory();
+    let is_ready = served.end()?;
+    let (busy, lost) = (stormy.busy, stormy.lost);
+    let ratio = stormy.print("three times", seconds) / calm;
+    println!("p99 of those served: {ratio:.2} times that of the calm");
+    println!("memory of the node: {early} KiB before, {late} KiB after");
+    println!("ready all the time: {is_ready}; neither answered nor refused: {lost}");
+    host.shutdown().await;
+    let held = ratio <= 2.0 && late <= early + early / 10 && is_ready && busy > 0 && lost == 0;
+    println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
+    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The process of the node that is asked: says where it is, then whether it was ready from the first line of its input
+/// to the end of it.
+async fn serve() -> Result<ExitCode, Box<dyn Error>> {
+    let host = Supervisor::new("served");
     let limits = |per_second: u64, in_flight| GateLimits {
         per_second,
         burst: per_second / 10,
@@ -79,36 +128,70 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         ..Settings::default()
     };
     let dht = node(&host, settings, None).await?;
-    let mut neighbours = Vec::new();
-    for _ in 0..NEIGHBOURS {
-        neighbours.push(node(&host, Settings::default(), Some(dht.contact())).await?);
+    println!("{}", dht.contact());
+    let watched = Arc::new(AtomicBool::new(false));
+    let (spawner, begun) = (host.spawner(), Arc::clone(&watched));
+    let input = spawner.blocking("input", Deadline::after(Duration::from_secs(3600)), move || {
+        for _ in std::io::stdin().lines() {
+            begun.store(true, Ordering::Relaxed);
+        }
+    });
+    let mut is_ready = true;
+    let watch = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let ready = dht.ready();
+            is_ready &= ready.reads && ready.writes || !watched.load(Ordering::Relaxed);
+        }
+    };
+    tokio::select! {
+        () = watch => {}
+        ended = input => ended?,
     }
-    dht.joined(Deadline::after(Duration::from_secs(20))).await?;
-    let mut peers = Vec::new();
-    for _ in 0..CLIENTS {
-        let endpoint = Endpoint::builder(Identity::generate()?).start(&host)?;
-        let protocol = Protocol { alpn: ALPN, proto: 1, links: LINKS };
-        peers.push(Peers::start(&endpoint, protocol, Arc::new(Mute), PeersSettings::default(), &host)?);
-    }
-    println!(
-        "{:<12} {:>9} {:>9} {:>9} {:>9} {:>9}",
-        "", "offered/s", "served/s", "busy/s", "p50 µs", "p99 µs"
-    );
-    // The first seconds make connections, memory and round trips what they will be.
-    load(&host, &peers, &dht, PER_SECOND / 2, 2).await;
-    let calm = load(&host, &peers, &dht, PER_SECOND / 2, seconds).await.print("half", seconds);
-    let early = memory();
-    let stormy = load(&host, &peers, &dht, PER_SECOND * 3, seconds).await;
-    let late = memory();
-    let (is_ready, busy, lost) = (stormy.is_ready, stormy.busy, stormy.lost);
-    let ratio = stormy.print("three times", seconds) / calm;
-    println!("p99 of those served: {ratio:.2} times that of the calm");
-    println!("memory: {early} KiB before, {late} KiB after");
-    println!("ready all the time: {is_ready}; neither answered nor refused: {lost}");
+    println!("{is_ready}");
     host.shutdown().await;
-    let held = ratio <= 2.0 && late <= early + early / 10 && is_ready && busy > 0 && lost == 0;
-    println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
-    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::SUCCESS)
+}
+
+/// That process, seen from the first.
+struct Served {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    contact: Contact,
+}
+
+impl Served {
+    fn start() -> Result<Self, Box<dyn Error>> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child = command.arg("--serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (input.ok_or("no input")?, output.ok_or("no output")?);
+        let (mut output, mut contact) = (BufReader::new(output), String::new());
+        output.read_line(&mut contact)?;
+        Ok(Served { child, input, output, contact: contact.trim().parse()? })
+    }
+
+    /// From now on it has to be ready.
+    fn watch(&mut self) -> std::io::Result<()> {
+        writeln!(self.input, "watch")
+    }
+
+    /// Its resident memory in KiB.
+    fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+    }
+
+    /// Ends it. Says whether it was ready all the time.
+    fn end(mut self) -> Result<bool, Box<dyn Error>> {
+        drop(self.input);
+        let mut said = String::new();
+        self.output.read_to_string(&mut said)?;
+        self.child.wait()?;
+        Ok(said.trim().parse()?)
+    }
 }
 
 async fn node(host: &Supervisor, settings: Settings, seed: Option<Contact>) -> Result<Dht, Box<dyn Error>> {
@@ -121,7 +204,6 @@ struct Report {
     busy: usize,
     lost: usize,
     offered: u64,
-    is_ready: bool,
 }
 
 impl Report {
@@ -144,9 +226,8 @@ impl Report {
 }
 
 /// All peers together ask so often a second, each question when its time has come and not when the last is answered.
-async fn load(host: &Supervisor, peers: &[Peers], dht: &Dht, per_second: u64, seconds: u64) -> Report {
+async fn load(host: &Supervisor, peers: &[Peers], to: &Contact, per_second: u64, seconds: u64) -> Report {
     let tally = Shared::default();
-    let to = dht.contact();
     let clients: Vec<_> = peers
         .iter()
         .map(|peers| {
@@ -164,11 +245,6 @@ async fn load(host: &Supervisor, peers: &[Peers], dht: &Dht, per_second: u64, se
             })
         })
         .collect();
-    let mut is_ready = true;
-    for _ in 0..seconds * 10 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        is_ready &= dht.ready().reads && dht.ready().writes;
-    }
     for client in clients {
         client.ended().await;
     }
@@ -177,7 +253,7 @@ async fn load(host: &Supervisor, peers: &[Peers], dht: &Dht, per_second: u64, se
     let offered = per_second * seconds / CLIENTS * CLIENTS;
     let answered = tally.took.len() + tally.busy;
     let lost = tally.lost + (offered as usize).saturating_sub(answered + tally.lost);
-    Report { took: tally.took, busy: tally.busy, lost, offered, is_ready }
+    Report { took: tally.took, busy: tally.busy, lost, offered }
 }
 
 async fn ask(peers: &Peers, to: &Contact, number: u64, tally: &Shared) {
@@ -192,11 +268,4 @@ async fn ask(peers: &Peers, to: &Contact, number: u64, tally: &Shared) {
         Err(RpcError::Busy { .. }) => tally.busy += 1,
         Err(_) => tally.lost += 1,
     }
-}
-
-/// Resident memory of this process in KiB.
-fn memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
