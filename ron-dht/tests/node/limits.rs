@@ -235,6 +235,9 @@ async fn quotas_refuse_and_say_which() {
     assert_eq!(give(&world, &dht, 3, key(0)).await, Outcome::Full);
     assert_eq!(counts.get("quota_reject_total{kind=\"records_per_key\"}"), 1);
     assert_eq!(dht.status().records, 4);
+    tokio::time::sleep(120 * SECOND).await;
+    let bytes = counts.get("record_bytes");
+    assert_eq!((counts.get("records"), (400..8000).contains(&bytes)), (4, true), "{bytes} bytes");
     // What is not signed by whom it says is no record at all.
     let mut forged =
         ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, SECOND).encoded().to_vec();
