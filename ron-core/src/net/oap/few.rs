@@ -37,6 +37,10 @@ impl<V> Few<V> {
         match self.find(key) {
             Ok(at) => Some(mem::replace(&mut self.entries[at].1, value)),
             Err(at) => {
+                // The first one takes room for itself alone: most connections never have two open at once.
+                if self.entries.capacity() == 0 {
+                    self.entries.reserve_exact(1);
+                }
                 self.entries.insert(at, (key, value));
                 None
             }
