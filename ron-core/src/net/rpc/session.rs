@@ -146,9 +146,10 @@ impl Session {
         let (reading, writing) = (Reading(Arc::clone(&shared)), Writing(Arc::clone(&shared)));
         let calls = spawner.clone();
         let task = spawner.spawn(SESSION, move |stop| {
+            // Boxed, each and both, or every layer around the task would have room for them twice.
             let writing = Box::pin(write_all(writer, urgent_inbox, bulk_inbox, writing));
-            // Boxed, or every layer around the task would have room for both.
-            halves::run(Box::pin(read_all(reader, reading, service, calls, stop)), writing)
+            let reading = Box::pin(read_all(reader, reading, service, calls, stop));
+            Box::pin(halves::run(reading, writing))
         });
         if task.end() == Some(TaskEnd::Refused) {
             return Err(RpcError::Canceled);

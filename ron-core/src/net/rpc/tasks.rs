@@ -85,7 +85,8 @@ pub(super) async fn write_all(mut writer: Writer, urgent: Inbox<Frame>, bulk: In
     };
     // Nobody is to think that more can be sent while the end is being said.
     shared.writer_gone();
-    let closed = Deadline::after(FAREWELL).limit("frame_close", writer.shutdown()).await;
+    // Boxed, as is the end of reading: a session has no room for its end while it lives, which is nearly always.
+    let closed = Box::pin(Deadline::after(FAREWELL).limit("frame_close", writer.shutdown())).await;
     if let Err(error) = written.and(closed.unwrap_or(Err(WireError::Slow { op: "frame_close" }))) {
         tracing::debug!(peer = ?shared.peer, %error, "session not written to its end");
     }
@@ -184,9 +185,12 @@ pub(super) async fn read_all(
     }
     shared.end(&why);
     if why.is_orderly() {
-        let _ = Deadline::after(CLOSING).limit("closing", shared.written.wait()).await;
-        let farewell = async { while let Ok(Some(_)) = reader.next().await {} };
-        let _ = Deadline::after(FAREWELL).limit("farewell", farewell).await;
+        let farewell = async {
+            let _ = Deadline::after(CLOSING).limit("closing", shared.written.wait()).await;
+            let rest = async { while let Ok(Some(_)) = reader.next().await {} };
+            let _ = Deadline::after(FAREWELL).limit("farewell", rest).await;
+        };
+        Box::pin(farewell).await;
     }
 }
 
