@@ -44,6 +44,7 @@
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
 
 mod actor;
+mod buffers;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -65,6 +66,7 @@ pub mod planted;
 #[cfg(not(feature = "planted-bugs"))]
 #[allow(unreachable_pub, dead_code, reason = "public with the feature, a constant `false` without")]
 mod planted;
+mod proven;
 mod proving;
 mod reading;
 mod settings;
