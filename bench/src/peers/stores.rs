@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart, local::LocalFileSystem};
+use object_store::{ObjectStoreExt as _, WriteMultipart, local::LocalFileSystem};
 use ron_core::{ContentId, Deadline, Supervisor, disk::RealDisk};
 use ron_storage::Store;
 
@@ -43,9 +43,7 @@ fn key(id: &ContentId) -> object_store::path::Path {
 impl Peer {
     pub(crate) async fn open(name: &str, dir: &Path) -> Outcome<Self> {
         Ok(match name {
-            "object_store" => {
-                Peer::ObjectStore(LocalFileSystem::new_with_prefix(dir)?.with_fsync(true))
-            }
+            "object_store" => Peer::ObjectStore(LocalFileSystem::new_with_prefix(dir)?.with_fsync(true)),
             #[cfg(feature = "iroh")]
             "iroh-blobs" => {
                 Peer::Iroh(iroh_blobs::store::fs::FsStore::load(dir).await?, std::sync::Mutex::default())
@@ -102,7 +100,8 @@ impl Peer {
             Peer::ObjectStore(store) => {
                 // It has to be called something before it is known what it is.
                 let (mut hasher, name) = (blake3::Hasher::new(), "incoming".into());
-                let mut upload = WriteMultipart::new_with_chunk_size(store.put_multipart(&name).await?, 8 * MIB);
+                let mut upload =
+                    WriteMultipart::new_with_chunk_size(store.put_multipart(&name).await?, 8 * MIB);
                 while let Some(piece) = source.next().await {
                     let piece = piece?;
                     hasher.update(&piece);
@@ -239,9 +238,9 @@ pub(crate) fn write(dir: &Path, piece: &[u8], mebibytes: u64) -> Outcome<()> {
 /// Reads the file back from memory, and hashes it.
 pub(crate) fn read(dir: &Path, mebibytes: u64) -> Outcome<()> {
     let (file, mut buffer) = (File::open(dir.join("raw"))?, vec![0; MIB / 4]);
-    let mut hasher = blake3::Hasher::new();
+    let (mut hasher, len) = (blake3::Hasher::new(), buffer.len() as u64);
     for number in 0..mebibytes * 4 {
-        file.read_exact_at(&mut buffer, number * buffer.len() as u64)?;
+        file.read_exact_at(&mut buffer, number * len)?;
         hasher.update(&buffer);
     }
     std::hint::black_box(hasher.finalize());

@@ -210,7 +210,10 @@ impl Ours {
         let store = dir.join(role);
         fs::create_dir_all(&store)?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(format!("--serve-{role}")).arg(&store).args([load.len.to_string(), load.objects.to_string()]);
+        command
+            .arg(format!("--serve-{role}"))
+            .arg(&store)
+            .args([load.len.to_string(), load.objects.to_string()]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let out = BufReader::new(child.stdout.take().ok_or("it has an output")?);
         let mut child = Process(child);

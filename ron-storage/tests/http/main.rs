@@ -180,10 +180,14 @@ async fn answer(stream: &mut TcpStream, method: &str) -> Answer {
 }
 
 /// Until `holds`, within the patience of the tests.
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+async fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(PATIENCE, what, holds).await;
+}
+
+async fn until_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let began = ron_core::now();
     while !holds() {
-        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        assert!(began.elapsed() < patience, "never: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
