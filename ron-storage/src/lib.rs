@@ -89,6 +89,6 @@ pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
         &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
         &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
-        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED],
+        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED, proven::PROVEN, buffers::BUFFERS],
     )
 }
