@@ -18,7 +18,7 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 9] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
@@ -26,6 +26,7 @@ const SECTIONS: [Section; 8] = [
     ("dht", "searches in a network of nodes", sections::dht::run),
     ("gossip", "messages to every node of a network", sections::gossip::run),
     ("sessions", "many sessions on one node of the overlay", sections::sessions::run),
+    ("store", "objects put and got on one disk", sections::store::run),
     ("serve", "verified objects over HTTP", sections::serve::run),
 ];
 
@@ -40,8 +41,11 @@ fn main() -> ExitCode {
     if arguments.first().is_some_and(|first| first == "--dht-cell") {
         return finish(sections::dht::cell::child(&arguments[1..]));
     }
-    if arguments.first().is_some_and(|first| first == "--storage-serve") {
-        return finish(sections::serve::child(&arguments[1..]));
+    if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--serve-")) {
+        return finish(sections::serve::child(role, &arguments[1..]));
+    }
+    if arguments.first().is_some_and(|first| first == "--store-cell") {
+        return finish(sections::store::child(&arguments[1..]));
     }
     if arguments.first().is_some_and(|first| first == "--gossip-cell") {
         return finish(sections::gossip::cell::child(&arguments[1..]));

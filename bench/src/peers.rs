@@ -1,9 +1,11 @@
 //! The two ends of a link, made in each way that is compared, and whole networks of nodes.
 
+pub(crate) mod bare_http;
 pub(crate) mod dht;
 pub(crate) mod gossip;
 pub(crate) mod quic;
 pub(crate) mod ron;
+pub(crate) mod stores;
 pub(crate) mod tls;
 
 use tokio_util::codec::LengthDelimitedCodec;

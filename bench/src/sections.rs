@@ -8,3 +8,4 @@ pub(crate) mod link;
 pub(crate) mod pingpong;
 pub(crate) mod serve;
 pub(crate) mod sessions;
+pub(crate) mod store;

@@ -255,6 +255,12 @@ pub trait RawFile: fmt::Debug + Send + Sync {
     /// Any failure of the disk.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
+    /// Reads what is in memory already, without waiting for a device, and says how much of `buf` that filled. Less than
+    /// all of it means that [`read_at`](RawFile::read_at) has to be asked. A disk that cannot tell reads nothing.
+    fn read_cached(&self, _offset: u64, _buf: &mut [u8]) -> usize {
+        0
+    }
+
     /// Writes the whole of `bytes`; a short write is retried inside.
     ///
     /// # Errors
@@ -334,6 +340,12 @@ impl File {
     /// Any failure of the disk.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, DiskError> {
         self.named("read", self.raw.read_at(offset, buf))
+    }
+
+    /// Fills `buf` if that needs no waiting, because the operating system has the bytes in memory, and says whether it
+    /// did. For callers that must not block; what fails here fails again, with its reason, in [`read_at`](File::read_at).
+    pub fn read_cached(&self, offset: u64, buf: &mut [u8]) -> bool {
+        self.raw.read_cached(offset, buf) == buf.len()
     }
 
     /// Writes the whole of `bytes`.

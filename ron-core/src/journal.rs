@@ -52,7 +52,7 @@ use crate::{ContentId, disk::DiskError, error::ErrorKind};
 pub use format::{RECORD_BYTES_MAX, record_bytes};
 pub use handle::{COMMITS, Journal, WRITER};
 pub use recover::Recovered;
-pub use scan::{Reader, Scan};
+pub use scan::{ReadInto, Reader, Scan};
 pub use segments::{BATCH_BYTES_MAX, Segments};
 
 /// Where a record is. Ordered as the journal is.

@@ -23,12 +23,14 @@ use ron_core::{
 
 use crate::{
     StorageError,
+    buffers::Buffers,
     error::of_disk,
     logic::{
         proof::{GroupSet, proof_piece},
         tree::{Hash, NODE, Shape, TreeError, TreeHasher, check_groups, group_hashes},
     },
     planted::{Bug, is_planted},
+    proven::Proven,
 };
 
 pub(crate) const OPENED: LockSpec = LockSpec::new("ron-storage", "opened", 720)
@@ -52,6 +54,9 @@ pub(crate) struct Large {
     dir: PathBuf,
     next: AtomicU64,
     state: Lock<State>,
+    proven: Proven,
+    /// What objects are read into, small ones too.
+    pub(crate) buffers: Arc<Buffers>,
 }
 
 #[derive(Default)]
@@ -74,6 +79,8 @@ impl Large {
             dir: dir.join(DIR),
             next: AtomicU64::new(1),
             state: Lock::new(OPENED, State::default(), metrics),
+            proven: Proven::new(metrics),
+            buffers: Buffers::new(metrics),
         })
     }
 
@@ -105,14 +112,14 @@ impl Large {
         }
     }
 
-    /// The bytes asked for, once they are seen to be those of the object. Blocks.
+    /// The bytes asked for, once they are seen to be those of the object. `is_fresh` reads the tree again even where it is
+    /// known. Blocks.
     pub(crate) fn read(
         &self,
-        file: u64,
-        id: &ContentId,
-        len: u64,
+        (file, id, len): (u64, &ContentId, u64),
         bytes: &Range<u64>,
         proof: Option<&GroupSet>,
+        is_fresh: bool,
     ) -> Result<Bytes, StorageError> {
         let damaged = |at: u64| StorageError::Corrupt { id: *id, at };
         let opened = match self.opened(file) {
@@ -122,18 +129,67 @@ impl Large {
         };
         let shape = Shape::of(len);
         let groups = shape.covering(bytes.clone());
-        let whole = shape.group(groups.start).start..shape.group(groups.end.saturating_sub(1)).end;
-        let nodes = opened.nodes(shape, groups.clone()).map_err(of_disk)?;
-        let content = opened.content(&whole).map_err(of_disk)?;
+        let whole = whole(shape, &groups);
         let of_tree = |error: TreeError| damaged(error.offset());
-        if let Some(wanted) = proof {
-            return proof_piece(id, shape, wanted, groups, &nodes[..], &content).map_err(of_tree);
+        let content = |hashes: &[Hash]| -> Result<Bytes, StorageError> {
+            let mut content = self.buffers.take(span(&whole));
+            let read = opened.data.read_at(whole.start, content.as_mut()).map_err(of_disk)?;
+            content.truncate(read);
+            check_groups(shape, groups.start, hashes, content.as_ref()).map_err(of_tree)?;
+            Ok(content.freeze())
+        };
+        if proof.is_some() || is_fresh {
+            let nodes = opened.nodes(shape, groups.clone()).map_err(of_disk)?;
+            let hashes = group_hashes(id, shape, groups.clone(), &nodes[..]).map_err(of_tree)?;
+            let content = content(&hashes)?;
+            return match proof {
+                Some(wanted) => {
+                    proof_piece(id, shape, wanted, groups.clone(), &nodes[..], &content).map_err(of_tree)
+                }
+                None => Ok(part(&content, &whole, bytes)),
+            };
         }
-        let hashes: Vec<Hash> = group_hashes(id, shape, groups.clone(), &nodes[..]).map_err(of_tree)?;
-        check_groups(shape, groups.start, &hashes, &content).map_err(of_tree)?;
-        let within =
-            |offset: u64| usize::try_from(offset - whole.start).unwrap_or(usize::MAX).min(content.len());
-        Ok(content.slice(within(bytes.start)..within(bytes.end)))
+        let mut hashes = Vec::with_capacity(span(&groups));
+        while let Some(next) = Some(groups.start + hashes.len() as u64).filter(|next| *next < groups.end) {
+            let block = Proven::block(shape, next);
+            let known = match self.proven.get(file, &block) {
+                Some(known) => known,
+                None => {
+                    let nodes = opened.nodes(shape, block.clone()).map_err(of_disk)?;
+                    let proven = group_hashes(id, shape, block.clone(), &nodes[..]).map_err(of_tree)?;
+                    let proven: Arc<[Hash]> = proven.into();
+                    self.proven.insert(file, &block, Arc::clone(&proven));
+                    proven
+                }
+            };
+            hashes.extend_from_slice(
+                &known[span(&(block.start..next))..span(&(block.start..groups.end.min(block.end)))],
+            );
+        }
+        Ok(part(&content(&hashes)?, &whole, bytes))
+    }
+
+    /// [`read`](Self::read) without waiting for anything: nothing if a file is not open, the bytes or the hashes are not in
+    /// memory, or something is not right.
+    pub(crate) fn read_cached(&self, file: u64, len: u64, bytes: &Range<u64>) -> Option<Bytes> {
+        let shape = Shape::of(len);
+        let groups = shape.covering(bytes.clone());
+        let block = Proven::block(shape, groups.start);
+        if groups.is_empty() || groups.end > block.end {
+            return None;
+        }
+        let hashes = self.proven.get(file, &block)?;
+        let opened = {
+            let state = self.state.lock();
+            let (_, opened) = state.open.iter().rev().find(|(number, _)| *number == file)?;
+            Arc::clone(opened)
+        };
+        let whole = whole(shape, &groups);
+        let mut content = self.buffers.take(span(&whole));
+        let hashes = &hashes[span(&(block.start..groups.start))..span(&(block.start..groups.end))];
+        let is_here = opened.data.read_cached(whole.start, content.as_mut());
+        let is_right = is_here && check_groups(shape, groups.start, hashes, content.as_ref()).is_ok();
+        is_right.then(|| part(&content.freeze(), &whole, bytes))
     }
 
     /// Whether the tree file says what the index says. Blocks.
@@ -258,13 +314,21 @@ impl Opened {
         };
         shape.spans(groups).into_iter().map(read).collect()
     }
+}
 
-    fn content(&self, range: &Range<u64>) -> Result<Bytes, DiskError> {
-        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-        let read = self.data.read_at(range.start, &mut bytes)?;
-        bytes.truncate(read);
-        Ok(bytes.into())
-    }
+/// Where in an object of this shape whole groups lie.
+fn whole(shape: Shape, groups: &Range<u64>) -> Range<u64> {
+    shape.group(groups.start).start..shape.group(groups.end.saturating_sub(1)).end
+}
+
+fn span(range: &Range<u64>) -> usize {
+    usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX)
+}
+
+/// Those of the bytes of `whole` that are asked for.
+fn part(content: &Bytes, whole: &Range<u64>, bytes: &Range<u64>) -> Bytes {
+    let within = |offset: u64| span(&(whole.start..offset)).min(content.len());
+    content.slice(within(bytes.start)..within(bytes.end))
 }
 
 fn header(id: &ContentId, len: u64) -> [u8; HEADER] {

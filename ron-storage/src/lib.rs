@@ -44,6 +44,7 @@
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
 
 mod actor;
+mod buffers;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -65,6 +66,7 @@ pub mod planted;
 #[cfg(not(feature = "planted-bugs"))]
 #[allow(unreachable_pub, dead_code, reason = "public with the feature, a constant `false` without")]
 mod planted;
+mod proven;
 mod proving;
 mod reading;
 mod settings;
@@ -87,6 +89,6 @@ pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
         &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
         &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
-        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED],
+        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED, proven::PROVEN, buffers::BUFFERS],
     )
 }

@@ -17,12 +17,13 @@ use bytes::Bytes;
 use ron_core::{
     ContentId, Deadline, Feed, Lane, Lock, LockSpec, Metrics, Spawner, Tally,
     disk::Disk,
-    journal::{self, Item, Journal, JournalError, Position},
+    journal::{self, Item, Journal, JournalError, Position, ReadInto},
 };
 
 use crate::{
     Durability, Event, Put, StorageError,
     actor::Errand,
+    buffers::Buffer,
     error::of_journal,
     handle::{Cursor, Page, Stat, Usage},
     holds::{Doubt, Hold, Holds},
@@ -39,6 +40,10 @@ use crate::{
 
 pub(crate) const TABLE: LockSpec =
     LockSpec::new("ron-storage", "table", 710).guards("where objects are; held for one look or one change");
+
+/// Most that is read and verified on the caller's task, if it is in memory: the way to a worker and back costs as much as
+/// hashing a group, and bytes that are sent at once are still in the processor's cache. 256 KiB take 60 µs.
+pub(crate) const AT_ONCE_MAX: u64 = 256 << 10;
 
 /// How often a reader looks again because the object was moved meanwhile.
 const MOVES_MAX: usize = 8;
@@ -189,7 +194,7 @@ impl Objects {
             if entry.is_bad {
                 return Err(StorageError::Corrupt { id: *id, at: 0 });
             }
-            let found = self.read_at(&entry, bytes, proof.as_deref());
+            let found = self.read_at(&entry, bytes, proof.as_deref(), false);
             let Err(StorageError::Corrupt { at, .. }) = found else { return found };
             // Moved or deleted while it was read, or really damaged.
             if self.entry(id).is_some_and(|now| now.home == entry.home) {
@@ -200,22 +205,42 @@ impl Objects {
         Err(StorageError::Busy { what: "compaction", retry_after: std::time::Duration::from_millis(10) })
     }
 
-    /// What is where an entry says, verified. Blocks.
+    /// The bytes asked for, verified, if they are few and in memory. Never waits; whatever is in the way or not right is
+    /// left to [`read`](Self::read).
+    pub(crate) fn read_cached(&self, id: &ContentId, bytes: &Range<u64>) -> Option<Bytes> {
+        let entry = self.entry(id).filter(|entry| !entry.is_bad)?;
+        match entry.home {
+            Home::Small(spot) if entry.len <= AT_ONCE_MAX => {
+                let len = u32::try_from(entry.len).ok()?;
+                let take = |len| self.large.buffers.take(len);
+                let found = self.reader.read_cached(spot.position(), len, take)?;
+                (found.kind == SMALL && found.name == *id).then(|| of_record(found, bytes))
+            }
+            Home::Large(file) => self.large.read_cached(file, entry.len, bytes),
+            _ => None,
+        }
+    }
+
+    /// What is where an entry says, verified. `is_fresh` relies on nothing that was verified before. Blocks.
     pub(crate) fn read_at(
         &self,
         entry: &Entry,
         bytes: &Range<u64>,
         proof: Option<&GroupSet>,
+        is_fresh: bool,
     ) -> Result<Bytes, StorageError> {
         let corrupt = StorageError::Corrupt { id: entry.id, at: 0 };
         let spot = match entry.home {
             Home::Small(spot) => spot,
-            Home::Large(file) => return self.large.read(file, &entry.id, entry.len, bytes, proof),
+            Home::Large(file) => {
+                return self.large.read((file, &entry.id, entry.len), bytes, proof, is_fresh);
+            }
             Home::Lost => return Err(corrupt),
         };
         let len = u32::try_from(entry.len).map_err(|_| corrupt.clone())?;
-        let content = match self.reader.read_sized(spot.position(), len) {
-            Ok(record) if record.kind == SMALL && record.name == entry.id => record.payload,
+        let take = |len| self.large.buffers.take(len);
+        let content = match self.reader.read_into(spot.position(), len, take) {
+            Ok(found) if found.kind == SMALL && found.name == entry.id => of_record(found, &(0..entry.len)),
             Ok(_) | Err(JournalError::NoRecord { .. } | JournalError::Damaged { .. }) => return Err(corrupt),
             Err(error) => return Err(of_journal(error)),
         };
@@ -578,6 +603,13 @@ impl Objects {
             let _ = self.upkeep.try_push(Errand::Sweep);
         }
     }
+}
+
+/// A part of the payload of a record.
+fn of_record(found: ReadInto<Buffer>, bytes: &Range<u64>) -> Bytes {
+    let payload = found.buffer.freeze().slice(found.payload);
+    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(payload.len());
+    payload.slice(at(bytes.start)..at(bytes.end))
 }
 
 fn stat(entry: &Entry) -> Stat {

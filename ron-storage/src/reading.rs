@@ -13,7 +13,12 @@ use bytes::Bytes;
 use futures_core::Stream;
 use ron_core::{ContentId, Deadline};
 
-use crate::{StorageError, handle::Inner, objects::Read, streams::Place};
+use crate::{
+    StorageError,
+    handle::Inner,
+    objects::{AT_ONCE_MAX, Read},
+    streams::Place,
+};
 
 type Pending = Pin<Box<dyn Future<Output = Result<Bytes, StorageError>> + Send>>;
 
@@ -68,20 +73,33 @@ impl Reader {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
     }
 
-    fn read_next(&self) -> Result<Pending, StorageError> {
+    /// Where the next piece ends that is at most `most` long: at a multiple of that, so that the piece after it begins with
+    /// a group and none is hashed twice.
+    fn piece(&self, most: u64) -> Range<u64> {
+        let end = (self.rest.start + most) / most * most;
+        self.rest.start..end.min(self.rest.end)
+    }
+
+    fn read_next(&self) -> Result<Next, StorageError> {
         self.place.moved("get")?;
         let settings = self.inner.settings.load();
         let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes, 1));
-        // Up to a whole number of groups, so that the next piece begins with one and no group is hashed twice.
-        let mut end = (self.rest.start + share) / share * share;
-        if self.len <= u64::from(settings.small_bytes_max) {
-            // It is read and hashed whole, however little of it is wanted.
-            end = self.rest.end;
+        // What is a record is read and hashed whole, however little of it is wanted.
+        let is_small = self.len <= u64::from(settings.small_bytes_max);
+        let piece = |most| if is_small { self.rest.clone() } else { self.piece(most) };
+        if let Some(bytes) = self.inner.objects.read_cached(&self.id, &piece(share.min(AT_ONCE_MAX))) {
+            return Ok(Next::Read(bytes));
         }
-        let read = Read { id: self.id, bytes: self.rest.start..end.min(self.rest.end), proof: None };
+        let read = Read { id: self.id, bytes: piece(share), proof: None };
         let (inner, deadline) = (Arc::clone(&self.inner), Deadline::after(settings.read_timeout));
-        Ok(Box::pin(async move { inner.gets.call("get", read, deadline).await? }))
+        Ok(Next::Pending(Box::pin(async move { inner.gets.call("get", read, deadline).await? })))
     }
+}
+
+enum Next {
+    /// It was there.
+    Read(Bytes),
+    Pending(Pending),
 }
 
 impl Stream for Reader {
@@ -92,15 +110,21 @@ impl Stream for Reader {
         if this.rest.is_empty() {
             return Poll::Ready(None);
         }
-        let pending = match &mut this.pending {
-            Some(pending) => pending,
-            None => match this.read_next() {
-                Ok(pending) => this.pending.insert(pending),
-                Err(error) => return Poll::Ready(Some(Err(error))),
-            },
+        let next = match this.pending.take() {
+            Some(pending) => Ok(Next::Pending(pending)),
+            None => this.read_next(),
         };
-        let Poll::Ready(read) = pending.as_mut().poll(cx) else { return Poll::Pending };
-        this.pending = None;
+        let read = match next {
+            Ok(Next::Read(bytes)) => Ok(bytes),
+            Ok(Next::Pending(mut pending)) => match pending.as_mut().poll(cx) {
+                Poll::Ready(read) => read,
+                Poll::Pending => {
+                    this.pending = Some(pending);
+                    return Poll::Pending;
+                }
+            },
+            Err(error) => Err(error),
+        };
         if let Ok(bytes) = &read {
             this.rest.start += bytes.len() as u64;
             this.inner.counts.read_bytes.add(bytes.len() as u64);

@@ -530,7 +530,7 @@ async fn scrub_one(
                         return Err(StorageError::Corrupt { id: entry.id, at: 0 });
                     }
                 }
-                objects.read_at(&entry, &(at..end), None).map(drop)
+                objects.read_at(&entry, &(at..end), None, true).map(drop)
             }
         };
         match objects.spawner.blocking("scrub", soon(), check).await? {

@@ -8,6 +8,8 @@ mod ids;
 mod proof;
 #[path = "../fuzz/bodies/range.rs"]
 mod range;
+#[path = "../fuzz/bodies/records.rs"]
+mod records;
 
 /// Runs every file of a corpus, and then so many times arbitrary bytes of the given lengths.
 fn replay(target: &str, times: usize, lengths: std::ops::Range<usize>, body: fn(&[u8])) {
@@ -42,4 +44,9 @@ fn proof() {
 #[test]
 fn range() {
     replay("range", 2000, 8..60, range::range);
+}
+
+#[test]
+fn records() {
+    replay("records", 100, 2..400, records::records);
 }

@@ -2,7 +2,8 @@
 //!
 //! Each server is a process of its own, and `wrk` with one thread asks it over the loopback interface, the same bytes in the
 //! same order. nginx sends files with `sendfile` and verifies nothing; ours hashes every byte before it leaves. Both files and
-//! objects are in the page cache. Processor time is that of the server alone. Contenders take turns.
+//! objects are in the page cache. Processor time is that of the server alone. Contenders take turns. The bare loop between
+//! them reads, hashes and writes and does nothing else: what verification allows at best.
 //!
 //! Needs `nginx` and `wrk`; without them it says so.
 
@@ -21,7 +22,10 @@ use ron_core::{Deadline, GateLimits, Supervisor, disk::RealDisk, http::Server};
 use ron_storage::{Settings, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::measure::{Bench, Contender, Outcome, take_turns, whole};
+use crate::{
+    measure::{Bench, Contender, Outcome, take_turns, whole},
+    peers::bare_http,
+};
 
 /// What `wrk` does for each row.
 const SECONDS: u64 = 4;
@@ -82,13 +86,17 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
     );
     for load in &LOADS {
         let load = &Load { len: if bench.is_quick() { load.len.min(8 * MIB) } else { load.len }, ..*load };
-        let (nginx, ours) = (Nginx::start(dir.path(), load)?, Ours::start(dir.path(), load)?);
+        let nginx = Nginx::start(dir.path(), load)?;
+        let (bare, ours) = (Ours::start(dir.path(), load, "bare")?, Ours::start(dir.path(), load, "ron")?);
         let series = take_turns(
             rounds,
             1,
             vec![
                 Contender::new("nginx", || {
                     wrk(dir.path(), load, &nginx.url, &nginx.paths, nginx.worker()?, seconds)
+                }),
+                Contender::new("read, hash, write", || {
+                    wrk(dir.path(), load, &bare.url, &bare.paths, bare.child.0.id(), seconds)
                 }),
                 Contender::new("ron-storage", || {
                     wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)
@@ -112,9 +120,10 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
                 one.median(|run| run.memory_mib),
             );
         }
-        drop((nginx, ours));
-        fs::remove_dir_all(dir.path().join("www"))?;
-        fs::remove_dir_all(dir.path().join("store"))?;
+        drop((nginx, bare, ours));
+        for files in ["www", "bare", "ron"] {
+            fs::remove_dir_all(dir.path().join(files))?;
+        }
     }
     Ok(())
 }
@@ -189,6 +198,7 @@ impl Nginx {
     }
 }
 
+/// A server that is a process of this program.
 struct Ours {
     child: Process,
     url: String,
@@ -196,11 +206,14 @@ struct Ours {
 }
 
 impl Ours {
-    fn start(dir: &Path, load: &Load) -> Outcome<Self> {
-        let store = dir.join("store");
+    fn start(dir: &Path, load: &Load, role: &str) -> Outcome<Self> {
+        let store = dir.join(role);
         fs::create_dir_all(&store)?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--storage-serve").arg(&store).args([load.len.to_string(), load.objects.to_string()]);
+        command
+            .arg(format!("--serve-{role}"))
+            .arg(&store)
+            .args([load.len.to_string(), load.objects.to_string()]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let out = BufReader::new(child.stdout.take().ok_or("it has an output")?);
         let mut child = Process(child);
@@ -212,9 +225,12 @@ impl Ours {
 }
 
 /// The process that is asked: stores the objects, says where, and serves until its input ends.
-pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
+pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
     let [dir, len, objects] = arguments else { return Err("directory, length, objects".into()) };
     let load = Load { what: "", len: len.parse()?, objects: objects.parse()?, connections: 0, range: None };
+    if role == "bare" {
+        return bare_http::serve(Path::new(dir), load.objects, |number| content(&load, number));
+    }
     crate::measure::runtime()?.block_on(async {
         let (host, default) = (Supervisor::new("serve"), Settings::default());
         // One address asks for everything here, and may.

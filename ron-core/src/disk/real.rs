@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+#[cfg(target_os = "linux")]
+use rustix::io::ReadWriteFlags;
 use rustix::{
     fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags},
     io::Errno,
@@ -195,6 +197,13 @@ impl RawFile for RealFile {
             }
         }
         Ok(filled)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn read_cached(&self, offset: u64, buf: &mut [u8]) -> usize {
+        // Not repeated after a short read: the rest is what is not there.
+        let mut whole = [io::IoSliceMut::new(buf)];
+        rustix::io::preadv2(&self.0, &mut whole, offset, ReadWriteFlags::NOWAIT).unwrap_or(0)
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     iter::FusedIterator,
+    ops::Range,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -114,6 +115,14 @@ impl Shared {
         self.table().segments.get(&sequence).cloned()
     }
 
+    /// A segment that can be read and whose file is open, unless somebody else has the table: they may be opening a file.
+    fn at_hand(&self, sequence: u64) -> Option<(Arc<Segment>, Arc<File>)> {
+        let table = self.table.try_lock().ok()?;
+        let segment = table.segments.get(&sequence).filter(|segment| segment.key.is_some())?;
+        let (_, file) = table.open.iter().find(|(open, _)| *open == sequence)?;
+        Some((Arc::clone(segment), Arc::clone(file)))
+    }
+
     fn at_or_after(&self, sequence: u64) -> Option<Arc<Segment>> {
         let table = self.table();
         table.segments.range(sequence..).next().map(|(_, segment)| Arc::clone(segment))
@@ -173,24 +182,42 @@ impl Reader {
     /// # Errors
     /// As [`read`](Reader::read); [`JournalError::NoRecord`] also for a record of another length.
     pub fn read_sized(&self, position: Position, payload: u32) -> Result<Record, JournalError> {
+        let found = self.read_into(position, payload, |len| vec![0; len])?;
+        let payload = Bytes::from(found.buffer).slice(found.payload);
+        Ok(Record { position, kind: found.kind, name: found.name, payload })
+    }
+
+    /// [`read_sized`](Reader::read_sized) into memory of the caller's, which `buffer` gives out in the length asked for.
+    ///
+    /// # Errors
+    /// As [`read_sized`](Reader::read_sized).
+    pub fn read_into<B: AsMut<[u8]>>(
+        &self,
+        position: Position,
+        payload: u32,
+        buffer: impl FnOnce(usize) -> B,
+    ) -> Result<ReadInto<B>, JournalError> {
         let (segment, end, file) = self.locate(position)?;
-        let key = segment.key.as_ref().expect("only readable segments are located");
-        let offset = position.offset;
-        let len = record_bytes(payload.min(RECORD_BYTES_MAX) as usize);
-        // A length is believed only as far as there is a file.
-        if len > end.saturating_sub(offset) as usize {
-            return Err(JournalError::NoRecord { position });
-        }
-        let mut record = vec![0; len];
-        let read = file.read_at(u64::from(offset), &mut record)?;
-        record.truncate(read);
-        let head = record.first_chunk().and_then(|head| Head::decode(head, key, offset));
-        let Some(head) = head.filter(|head| !head.is_seal && head.payload == payload) else {
-            return Err(JournalError::NoRecord { position });
-        };
-        let Some(name) = head.verify(&record) else { return Err(damaged(position, &head, end)) };
-        let payload = Bytes::from(record).slice(HEAD..HEAD + payload as usize);
-        Ok(Record { position, kind: head.kind, name, payload })
+        let len = sized(position, payload, end).ok_or(JournalError::NoRecord { position })?;
+        let mut buffer = buffer(len);
+        let read = file.read_at(u64::from(position.offset), buffer.as_mut())?;
+        check(&segment, end, position, payload, buffer, read)
+    }
+
+    /// [`read_into`](Reader::read_into) without waiting for anything: nothing if the record is not in the memory of the
+    /// operating system, or not what it should be, or if somebody else has the table right now.
+    pub fn read_cached<B: AsMut<[u8]>>(
+        &self,
+        position: Position,
+        payload: u32,
+        buffer: impl FnOnce(usize) -> B,
+    ) -> Option<ReadInto<B>> {
+        let (segment, file) = self.shared.at_hand(position.segment)?;
+        let end = segment.end.load(Ordering::Acquire);
+        let len = sized(position, payload, end)?;
+        let mut buffer = buffer(len);
+        let is_here = file.read_cached(u64::from(position.offset), buffer.as_mut());
+        if is_here { check(&segment, end, position, payload, buffer, len).ok() } else { None }
     }
 
     /// The segment with a record at `position`, where its records end, and its file.
@@ -227,6 +254,47 @@ impl Reader {
     pub fn segments(&self) -> Vec<SegmentInfo> {
         self.shared.infos()
     }
+}
+
+/// A record that was read into memory of the caller's.
+#[derive(Debug)]
+pub struct ReadInto<B> {
+    /// What kind of record it is.
+    pub kind: u8,
+    /// The name of its payload.
+    pub name: ContentId,
+    /// The memory.
+    pub buffer: B,
+    /// Where in it the payload is.
+    pub payload: Range<usize>,
+}
+
+/// Bytes of a record at `position` with so long a payload. A length is believed only as far as there is a file.
+fn sized(position: Position, payload: u32, end: u32) -> Option<usize> {
+    let len = record_bytes(payload.min(RECORD_BYTES_MAX) as usize);
+    let offset = position.offset;
+    let is_place = offset >= FIRST && offset < end && offset as usize % ALIGN == 0;
+    (is_place && len <= end.saturating_sub(offset) as usize).then_some(len)
+}
+
+/// Whether the first `read` bytes of `buffer` are the record at `position`.
+fn check<B: AsMut<[u8]>>(
+    segment: &Segment,
+    end: u32,
+    position: Position,
+    payload: u32,
+    mut buffer: B,
+    read: usize,
+) -> Result<ReadInto<B>, JournalError> {
+    let key = segment.key.as_ref().expect("only readable segments are located");
+    let record = &buffer.as_mut()[..read];
+    let head = record.first_chunk().and_then(|head| Head::decode(head, key, position.offset));
+    let Some(head) = head.filter(|head| !head.is_seal && head.payload == payload) else {
+        return Err(JournalError::NoRecord { position });
+    };
+    let Some(name) = head.verify(record) else { return Err(damaged(position, &head, end)) };
+    let payload = HEAD..HEAD + payload as usize;
+    Ok(ReadInto { kind: head.kind, name, buffer, payload })
 }
 
 /// A record whose head is right and whose payload is not.

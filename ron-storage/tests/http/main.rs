@@ -4,9 +4,11 @@
 
 mod abuse;
 mod client;
+mod disk;
 mod manage;
 mod openapi;
 mod reading;
+mod troubled;
 mod writing;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
@@ -16,10 +18,10 @@ use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use ron_core::{
     ContentId, Deadline, Metrics, Supervisor,
-    auth::TokenFile,
+    auth::{Authorizer, TokenFile},
     http::{Server, Settings as HttpSettings},
 };
-use ron_storage::{Settings, Store, http};
+use ron_storage::{Builder, Settings, Store, http};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -44,7 +46,7 @@ fn content(len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A store in memory behind a server, mounted somewhere.
+/// A store behind a server, mounted somewhere.
 struct Host {
     supervisor: Supervisor,
     store: Store,
@@ -60,15 +62,28 @@ impl Host {
     }
 
     async fn with(settings: Settings, http_settings: HttpSettings) -> Host {
+        Host::serve(Store::builder().memory().settings(settings), http_settings).await
+    }
+
+    async fn serve(store: Builder, http_settings: HttpSettings) -> Host {
+        Host::serve_to(store, http_settings, None).await
+    }
+
+    /// With an authorizer other than that of the token.
+    async fn serve_to(
+        store: Builder,
+        http_settings: HttpSettings,
+        authorizer: Option<Arc<dyn Authorizer>>,
+    ) -> Host {
         let mut registry = Registry::default();
         let metrics = Metrics::register("ron_storage", &mut registry);
         let supervisor = Supervisor::new("host");
-        let store =
-            Store::builder().memory().settings(settings).metrics(metrics).start(&supervisor).await.unwrap();
+        let store = store.metrics(metrics).start(&supervisor).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let tokens = TokenFile::open(dir.path().join("token")).unwrap();
         let token = std::fs::read_to_string(tokens.path()).unwrap().trim().to_owned();
-        let routes = http::router(&store).merge(http::guarded(&store, Arc::new(tokens)));
+        let authorizer = authorizer.unwrap_or_else(|| Arc::new(tokens));
+        let routes = http::router(&store).merge(http::guarded(&store, authorizer));
         let server = Server::builder(Router::new().nest("/at", routes)).settings(http_settings);
         let server = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).start(&supervisor).await.unwrap();
         let address = server.local_addrs()[0];
@@ -165,10 +180,14 @@ async fn answer(stream: &mut TcpStream, method: &str) -> Answer {
 }
 
 /// Until `holds`, within the patience of the tests.
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+async fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(PATIENCE, what, holds).await;
+}
+
+async fn until_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let began = ron_core::now();
     while !holds() {
-        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        assert!(began.elapsed() < patience, "never: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
