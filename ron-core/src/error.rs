@@ -80,7 +80,8 @@ pub trait Refusal: std::error::Error {
 /// Gives a crate's error type the flat refusals.
 ///
 /// The type must have the variants `Busy { what, retry_after }`, `Timeout { op }`, `Canceled` and
-/// `Panicked { op }`; every other variant names its [`ErrorKind`]:
+/// `Panicked { op }`; every other variant names its [`ErrorKind`]. Variants other than `Busy` that know when to ask again
+/// are named after `retry`: `refusals!(E { .. } retry { E::Unreachable { retry_after, .. } => *retry_after })`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -108,7 +109,10 @@ pub trait Refusal: std::error::Error {
 /// ```
 #[macro_export]
 macro_rules! refusals {
-    ($error:ident { $($pattern:pat => $kind:expr),* $(,)? }) => {
+    (
+        $error:ident { $($pattern:pat => $kind:expr),* $(,)? }
+        $(retry { $($late:pat => $after:expr),* $(,)? })?
+    ) => {
         impl ::core::convert::From<$crate::CallError> for $error {
             fn from(error: $crate::CallError) -> Self {
                 match error {
@@ -120,9 +124,9 @@ macro_rules! refusals {
             }
         }
 
-        $crate::refusals!(@questions $error { $($pattern => $kind),* });
+        $crate::refusals!(@questions $error { $($pattern => $kind),* } { $($($late => $after),*)? });
     };
-    (@questions $error:ident { $($pattern:pat => $kind:expr),* }) => {
+    (@questions $error:ident { $($pattern:pat => $kind:expr),* } { $($late:pat => $after:expr),* }) => {
         impl $crate::Refusal for $error {
             fn kind(&self) -> $crate::ErrorKind {
                 match self {
@@ -137,6 +141,7 @@ macro_rules! refusals {
             fn retry_after(&self) -> ::core::option::Option<::core::time::Duration> {
                 match self {
                     Self::Busy { retry_after, .. } => ::core::option::Option::Some(*retry_after),
+                    $($late => ::core::option::Option::Some($after),)*
                     _ => ::core::option::Option::None,
                 }
             }
@@ -164,4 +169,4 @@ macro_rules! refusals {
     };
 }
 
-refusals!(@questions CallError {});
+refusals!(@questions CallError {} {});

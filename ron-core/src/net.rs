@@ -72,7 +72,7 @@ mod transport;
 pub use contact::{Contact, ContactError};
 pub use endpoint::{Endpoint, EndpointBuilder, EndpointSettings, inventory};
 pub use error::NetError;
-pub use identity::{Identity, IdentityError, PublicKey, Signature, SignatureError};
+pub use identity::{Identity, IdentityError, PreparedKey, PublicKey, Signature, SignatureError};
 #[cfg(feature = "quic")]
 pub use quic::Quic;
 pub use tls::{KeyPolicy, TcpTls};

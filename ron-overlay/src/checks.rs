@@ -11,7 +11,7 @@ use crate::{
     engine::Command,
     logic::{
         gossip::Verdict as Ruling,
-        message::{Message, TopicId},
+        message::{Keys, Message, TopicId},
     },
     metrics::FRAME_REJECT,
     node::Node,
@@ -76,16 +76,25 @@ impl fmt::Debug for Job {
     }
 }
 
-/// Checks messages until there are no more.
-pub(crate) async fn check_all(node: Arc<Node>, inbox: Inbox<Job>, _stop: Stop) {
-    let mut in_a_row = 0;
+/// Checks messages until there are no more. After a stop those that wait are let go: the topics are being left, and what is
+/// neither delivered nor relayed need not be proven.
+pub(crate) async fn check_all(node: Arc<Node>, inbox: Inbox<Job>, stop: Stop) {
+    let (mut in_a_row, mut keys) = (0, Keys::default());
     while let Some(job) = inbox.recv().await {
         let (topic, id) = (job.topic, job.message.id());
-        let ruling = judge(&node, job).await;
+        let ruling = tokio::select! {
+            biased;
+            () = stop.requested() => {
+                node.let_go("stop", 1);
+                continue;
+            }
+            ruling = judge(&node, job, &mut keys) => ruling,
+        };
         let deadline = Deadline::after(node.settings().drain_deadline);
         let command = Command::Verdict { topic, id, ruling };
-        if node.engine_of(&topic).tell_by(command, deadline).await.is_err() && inbox.depth() == 0 {
+        if node.engine_of(&topic).tell_by(command, deadline).await.is_err() {
             // The engine has ended, and with it the topic.
+            node.let_go("stop", 1);
             continue;
         }
         in_a_row += 1;
@@ -96,9 +105,9 @@ pub(crate) async fn check_all(node: Arc<Node>, inbox: Inbox<Job>, _stop: Stop) {
     }
 }
 
-async fn judge(node: &Node, job: Job) -> Ruling {
+async fn judge(node: &Node, job: Job, keys: &mut Keys) -> Ruling {
     let Job { message, is_signed, validator, .. } = job;
-    if is_signed && !message.is_proven() {
+    if is_signed && !message.is_proven_with(keys) {
         node.metrics.tally(FRAME_REJECT, "signature").add(1);
         return Ruling::Forged;
     }

@@ -51,7 +51,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// The pace of a peer is looked at after so many frames.
 const RATE_FRAMES: usize = 64;
 
-/// Topics of which a peer is told what was shed, between two frames. What is beyond it is counted and not told.
+/// Topics of which a peer is told what was shed, between two frames. What is beyond it is told without its topic.
 const SHED_TOPICS_MAX: usize = 256;
 
 /// A word as frames, made once for all peers that get it.
@@ -155,14 +155,21 @@ struct Queue {
     broken: BTreeSet<u64>,
     /// What the peer may send.
     meter: Meter,
-    /// Topics on which it is our neighbour.
-    topics: usize,
+    /// Room that publications under way have been promised.
+    promised: (usize, usize),
     /// Until when it is not published to.
     refused_until: Duration,
     /// How fast it takes frames: so many since then.
     taken: usize,
     taken_since: Duration,
     per_second: f64,
+}
+
+/// Room for one message that has not been queued yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Promise {
+    frames: usize,
+    bytes: usize,
 }
 
 /// What became of a word.
@@ -183,6 +190,7 @@ impl Egress {
         peer: NodeId,
         settings: &Settings,
         shared: Arc<EgressShared>,
+        meter: Meter,
         metrics: &Metrics,
     ) -> Arc<Self> {
         let queue = Queue {
@@ -192,8 +200,8 @@ impl Egress {
             is_over: false,
             shed: BTreeMap::new(),
             broken: BTreeSet::new(),
-            meter: Meter::new(),
-            topics: 0,
+            meter,
+            promised: (0, 0),
             refused_until: Duration::ZERO,
             taken: 0,
             taken_since: Duration::ZERO,
@@ -205,9 +213,19 @@ impl Egress {
         egress
     }
 
-    /// Queues a word, or says why not. The session is rung for it.
-    pub(crate) fn push(&self, class: Class, topic: TopicId, parcel: &Parcel, overflow: Overflow) -> Sent {
+    /// Queues a word, or says why not. The session is rung for it. `promise` is room that it was promised.
+    pub(crate) fn push(
+        &self,
+        class: Class,
+        topic: TopicId,
+        parcel: &Parcel,
+        overflow: Overflow,
+        promise: Option<Promise>,
+    ) -> Sent {
         let mut queue = self.queue.lock();
+        if let Some(promise) = promise {
+            queue.end_promise(&self.shared, promise);
+        }
         if queue.is_over {
             return Sent::Over;
         }
@@ -228,22 +246,27 @@ impl Egress {
         if is_queued { Sent::Queued } else { Sent::Shed }
     }
 
-    /// Whether a message of so many bytes can be published over this link, or when to try again.
-    pub(crate) fn check_room(
+    /// Promises room for a message of so many bytes that is about to be published over this link, or says when to try
+    /// again. Several engines may publish to one peer at once, and what one was promised no other gets.
+    pub(crate) fn promise(
         &self,
         bytes: usize,
         settings: &Settings,
         now: Duration,
-    ) -> Result<(), Duration> {
-        let queue = self.queue.lock();
+    ) -> Result<Promise, Duration> {
+        let mut queue = self.queue.lock();
         let frames = if bytes <= settings.chunk_bytes { 1 } else { bytes.div_ceil(settings.part_bytes()) };
         let is_paused = queue.refused_until > now;
-        let fits = queue.lanes.has_room_for(Class::Gossip, frames, bytes)
-            && self.shared.bytes() + bytes <= self.shared.bytes_max;
-        if fits && !is_paused {
-            return Ok(());
+        if !is_paused && queue.has_room_for(Class::Gossip, frames, bytes) && self.shared.take(bytes) {
+            queue.promised = (queue.promised.0 + frames, queue.promised.1 + bytes);
+            return Ok(Promise { frames, bytes });
         }
         Err(queue.retry_after().max(queue.refused_until.saturating_sub(now)))
+    }
+
+    /// Promised room is not needed after all.
+    pub(crate) fn release(&self, promise: Promise) {
+        self.queue.lock().end_promise(&self.shared, promise);
     }
 
     /// A session with the peer has begun, and takes what waits from now on. Says whether there was none.
@@ -289,7 +312,8 @@ impl Egress {
         session.inspect(Session::close).is_some()
     }
 
-    /// Whether something waits that a session will take.
+    /// Whether something waits that a session will take. What waits for a session that is still looked for is not waited
+    /// for: a stop ends the search, and what waited is counted as dropped.
     pub(crate) fn is_draining(&self) -> bool {
         let queue = self.queue.lock();
         !queue.lanes.is_empty() && queue.session.as_ref().is_some_and(Session::takes_events)
@@ -319,9 +343,7 @@ impl Egress {
     pub(crate) fn refused(&self, topic: TopicId) {
         self.shared.tallies.refused.add(1);
         let mut queue = self.queue.lock();
-        if queue.shed.len() < SHED_TOPICS_MAX || queue.shed.contains_key(&topic) {
-            queue.shed.entry(topic).or_default().refused += 1;
-        }
+        queue.shed_of(&self.shared, topic).refused += 1;
         if let Some(session) = &queue.session {
             session.ring();
         }
@@ -332,11 +354,9 @@ impl Egress {
         self.queue.lock().refused_until = now + REFUSED_PAUSE;
     }
 
-    /// It became our neighbour on one more topic, or on one less. Returns on how many it is.
-    pub(crate) fn count_topics(&self, change: isize) -> usize {
-        let mut queue = self.queue.lock();
-        queue.topics = queue.topics.saturating_add_signed(change);
-        queue.topics
+    /// What the peer may still send.
+    pub(crate) fn meter(&self) -> Meter {
+        self.queue.lock().meter
     }
 
     /// Other room for frames from now on.
@@ -356,7 +376,7 @@ impl Queue {
     ) -> bool {
         let frames = parcel.frames();
         let is_rejecting = overflow == Overflow::RejectNewest;
-        if is_rejecting && !self.lanes.has_room_for(class, frames, parcel.bytes) {
+        if is_rejecting && !self.has_room_for(class, frames, parcel.bytes) {
             return false;
         }
         if !shared.take(parcel.bytes) {
@@ -422,9 +442,28 @@ impl Queue {
 
     fn note_shed(&mut self, shared: &EgressShared, topic: TopicId) {
         shared.tallies.unsent.add(1);
-        if self.shed.len() < SHED_TOPICS_MAX || self.shed.contains_key(&topic) {
-            self.shed.entry(topic).or_default().unsent += 1;
+        self.shed_of(shared, topic).unsent += 1;
+    }
+
+    /// What the peer is to be told of a topic; beyond so many topics, under none.
+    fn shed_of(&mut self, shared: &EgressShared, topic: TopicId) -> &mut Shed {
+        let has_room = self.shed.len() < SHED_TOPICS_MAX || self.shed.contains_key(&topic);
+        if !has_room {
+            shared.tallies.untold.add(1);
         }
+        self.shed.entry(if has_room { topic } else { TopicId::from_bytes([0; 32]) }).or_default()
+    }
+
+    /// Whether so much fits beside what has been promised to others.
+    fn has_room_for(&self, class: Class, frames: usize, bytes: usize) -> bool {
+        let (promised, promised_bytes) = self.promised;
+        let promised = if class == Class::Gossip { promised } else { 0 };
+        self.lanes.has_room_for(class, frames + promised, bytes + promised_bytes)
+    }
+
+    fn end_promise(&mut self, shared: &EgressShared, Promise { frames, bytes }: Promise) {
+        shared.give_back(bytes);
+        self.promised = (self.promised.0 - frames, self.promised.1 - bytes);
     }
 
     /// How long half of what waits takes at the pace at which frames were taken lately.
@@ -518,6 +557,47 @@ mod tests {
     use super::*;
     use crate::logic::{gossip::Pushed as Message, message::Message as Inner, publishers::Serial};
 
+    fn one_peer(settings: &Settings, shared: &Arc<EgressShared>, metrics: &Metrics) -> Arc<Egress> {
+        Egress::new(NodeId::from_bytes([1; 32]), settings, Arc::clone(shared), Meter::new(), metrics)
+    }
+
+    /// Two engines that publish over one link at once: the second is refused before it gives a receipt, and neither is
+    /// shed afterwards.
+    #[test]
+    fn promised_room_is_nobody_elses() {
+        let metrics = Metrics::default();
+        let mut settings = Settings::default();
+        settings.peer.inflight_frames = 2;
+        let shared = Arc::new(EgressShared::new(Tallies::new(&metrics), &settings));
+        let egress = one_peer(&settings, &shared, &metrics);
+        let (topic, now) = (TopicId::of("one"), Duration::ZERO);
+        let parcel = Parcel::new(&topic, &Word::Ping(1), &settings, &AtomicUsize::new(1));
+        let first = egress.promise(1000, &settings, now).unwrap();
+        let second = egress.promise(1000, &settings, now).unwrap();
+        assert!(egress.promise(1000, &settings, now).is_err());
+        let push = |promise| egress.push(Class::Gossip, topic, &parcel, Overflow::RejectNewest, promise);
+        assert_eq!(push(None), Sent::Dial, "somebody else's is shed, and asks for a session");
+        assert_eq!(push(None), Sent::Shed);
+        assert_eq!(push(Some(first)), Sent::Queued);
+        egress.release(second);
+        assert_eq!((push(None), egress.waiting()), (Sent::Queued, 2));
+        assert_eq!(shared.bytes(), egress.waiting_bytes());
+        assert_eq!(shared.tallies.dropped.get(), 2);
+    }
+
+    /// A peer is told of sheds on more topics than are kept apart, too.
+    #[test]
+    fn sheds_of_very_many_topics_are_told_under_none() {
+        let (metrics, settings) = (Metrics::default(), Settings::default());
+        let shared = Arc::new(EgressShared::new(Tallies::new(&metrics), &settings));
+        let egress = one_peer(&settings, &shared, &metrics);
+        (0..300).for_each(|number| egress.refused(TopicId::of(&format!("topic {number}"))));
+        let queue = egress.queue.lock();
+        assert_eq!(queue.shed.len(), SHED_TOPICS_MAX + 1);
+        assert_eq!(queue.shed.values().map(|shed| shed.refused).sum::<u64>(), 300);
+        assert_eq!(shared.tallies.untold.get(), 300 - SHED_TOPICS_MAX as u64);
+    }
+
     /// A peer that takes nothing, on topics that shed: what is remembered of words in pieces ends with the words.
     #[test]
     fn what_was_shed_of_large_words_is_not_remembered_forever() {
@@ -525,7 +605,7 @@ mod tests {
         let mut settings = Settings { message_bytes_max: 256 << 10, ..Settings::default() };
         settings.peer.inflight_frames = 8;
         let shared = Arc::new(EgressShared::new(Tallies::new(&metrics), &settings));
-        let egress = Egress::new(NodeId::from_bytes([1; 32]), &settings, Arc::clone(&shared), &metrics);
+        let egress = one_peer(&settings, &shared, &metrics);
         let pieces = AtomicUsize::new(1);
         let [own, other] = ["one", "other"].map(TopicId::of);
         for seq in 1..=100 {
@@ -536,7 +616,7 @@ mod tests {
                 let word = Word::Push(Message { tree, hops: 0, is_repair: false, message });
                 let parcel = Parcel::new(&topic, &word, &settings, &pieces);
                 assert!(parcel.frames() > 1);
-                let _ = egress.push(Class::Gossip, topic, &parcel, Overflow::ShedOldest);
+                let _ = egress.push(Class::Gossip, topic, &parcel, Overflow::ShedOldest, None);
             }
         }
         let queue = egress.queue.lock();

@@ -18,9 +18,10 @@ use tokio::sync::Notify;
 use crate::{
     Contact, Event, OverlayError, Receipt, Settings, TopicStatus,
     checks::Job,
-    egress::{Parcel, Sent},
+    egress::{Egress, Parcel, Promise, Sent},
+    ingress::Ingress,
     logic::{
-        gossip::{Gossip, Offence, Output, Verdict, Word},
+        gossip::{Counts, Gossip, Offence, Output, Verdict, Word},
         message::{Author, Message, MessageId, TopicId},
         view::ViewMessage,
         wire::PUSH_OVERHEAD,
@@ -36,11 +37,11 @@ pub(crate) const LOCAL: LaneSpec = LaneSpec::new("ron-overlay", "engine", 1024)
     .why("a verdict for each of 512 checks, and as many orders");
 
 pub(crate) const CONTROL: LaneSpec = LaneSpec::new("ron-overlay", "control_ingress", 512)
-    .flow("readers → one engine, what keeps the network together")
+    .flow("readers → one engine, what keeps the network together, in turns between peers")
     .why("sixty neighbours that say eight things at once");
 
 pub(crate) const INGRESS: LaneSpec = LaneSpec::new("ron-overlay", "gossip_ingress", 512)
-    .flow("readers → one engine, messages")
+    .flow("readers → one engine, messages, in turns between peers")
     .why("10 ms of an engine that is behind; more would only be later");
 
 pub(crate) const ENGINE: TaskSpec = TaskSpec::new("ron-overlay", "engine").restart(Restart::Never).what(
@@ -49,6 +50,9 @@ pub(crate) const ENGINE: TaskSpec = TaskSpec::new("ron-overlay", "engine").resta
 
 /// What is taken from one lane before the next has its turn.
 const BATCH: usize = 64;
+
+/// What is left of the drain when an engine no longer waits for what it said to be sent.
+const LEAVE_SLACK: Duration = Duration::from_millis(500);
 
 /// A word of a peer.
 #[derive(Debug)]
@@ -92,8 +96,8 @@ pub(crate) enum Command {
 #[derive(Debug, Clone)]
 pub(crate) struct Inboxes {
     pub(crate) local: Inbox<Command>,
-    pub(crate) control: Inbox<Incoming>,
-    pub(crate) gossip: Inbox<Incoming>,
+    pub(crate) control: Arc<Ingress>,
+    pub(crate) gossip: Arc<Ingress>,
     /// Rung when something was put into one of them.
     pub(crate) bell: Arc<Notify>,
 }
@@ -105,6 +109,8 @@ struct Topic {
     wakes_at: Duration,
     published: u64,
     delivered: u64,
+    /// What was counted when the metrics were last told.
+    counted: Counts,
 }
 
 /// An engine.
@@ -117,6 +123,10 @@ pub(crate) struct Engine {
     touched: Vec<TopicId>,
     /// The last message that was encoded, which usually goes to more than one peer.
     encoded: Option<(MessageId, u8, bool, Parcel)>,
+    /// Room that the message which is being published was promised.
+    promises: Promises,
+    /// Words of a batch.
+    batch: Vec<Incoming>,
     rng: fastrand::Rng,
 }
 
@@ -130,6 +140,8 @@ impl Engine {
             wakes: BTreeSet::new(),
             touched: Vec::new(),
             encoded: None,
+            promises: Promises::default(),
+            batch: Vec::new(),
             rng: fastrand::Rng::with_seed(seed),
         }
     }
@@ -168,16 +180,7 @@ impl Engine {
                 self.on_command(command, now);
                 taken += 1;
             }
-            for inbox in [&control, &gossip] {
-                for _ in 0..BATCH {
-                    if inbox.depth() == 0 {
-                        break;
-                    }
-                    let Some(word) = inbox.try_recv() else { break };
-                    self.on_word(word, now);
-                    taken += 1;
-                }
-            }
+            taken += self.take_words(&control, BATCH, now) + self.take_words(&gossip, BATCH, now);
             self.on_time(now);
             self.perform(now);
             if taken > 0 {
@@ -202,11 +205,26 @@ impl Engine {
             }
         }
         // Nothing new is begun; what has been taken in is answered, and then the topics are left in order.
+        // What peers say from here on is refused, and they are told.
+        control.close();
+        gossip.close();
         local.close();
+        let now = self.node.since();
         while let Some(command) = local.try_recv() {
-            self.on_command(command, self.node.since());
+            self.on_command(command, now);
         }
+        self.take_words(&control, usize::MAX, now);
+        self.take_words(&gossip, usize::MAX, now);
         self.leave_all(&stop).await;
+    }
+
+    /// Works on what peers said, at most so many words. Returns how many.
+    fn take_words(&mut self, ingress: &Ingress, most: usize, now: Duration) -> usize {
+        let mut batch = std::mem::take(&mut self.batch);
+        let taken = ingress.take(most, &mut batch);
+        batch.drain(..).for_each(|word| self.on_word(word, now));
+        self.batch = batch;
+        taken
     }
 
     fn on_command(&mut self, command: Command, now: Duration) {
@@ -261,11 +279,19 @@ impl Engine {
             known.gossip.join(contacts, now);
         } else {
             let (me, unix_ms) = (self.node.contact.clone(), self.node.unix_ms());
-            let mut gossip = Gossip::new(me, self.settings.gossip, unix_ms, self.rng.u64(..));
+            let gossip = Gossip::new(me, self.settings.gossip, unix_ms, self.rng.u64(..));
+            let mut gossip = gossip.sealed(self.node.identity.clone(), topic);
             gossip.join(contacts, now);
             let subscribers = Vec::new();
-            let state =
-                Topic { gossip, options, subscribers, wakes_at: Duration::MAX, published: 0, delivered: 0 };
+            let state = Topic {
+                gossip,
+                options,
+                subscribers,
+                wakes_at: Duration::MAX,
+                published: 0,
+                delivered: 0,
+                counted: Counts::default(),
+            };
             self.topics.insert(topic, state);
         }
         self.touched.push(topic);
@@ -279,10 +305,14 @@ impl Engine {
             let bytes = payload.len() + PUSH_OVERHEAD;
             for peer in &links {
                 let Some(egress) = self.node.egress(peer) else { continue };
-                if let Err(retry_after) = egress.check_room(bytes, &self.settings, now) {
-                    self.node.metrics.tally(Counter::BusyRejections, "egress").add(1);
-                    self.node.metrics.tally(BACKPRESSURE, "neighbour").add(1);
-                    return Err(OverlayError::Busy { what: "egress", retry_after });
+                match egress.promise(bytes, &self.settings, now) {
+                    Ok(promise) => self.promises.links.push((egress, promise)),
+                    Err(retry_after) => {
+                        self.promises.release();
+                        self.node.metrics.tally(Counter::BusyRejections, "egress").add(1);
+                        self.node.metrics.tally(BACKPRESSURE, "neighbour").add(1);
+                        return Err(OverlayError::Busy { what: "egress", retry_after });
+                    }
                 }
             }
         }
@@ -302,8 +332,10 @@ impl Engine {
         topic.gossip.publish(message, now);
         topic.published += 1;
         self.node.egress.tallies.published.add(1);
-        // At once: whoever publishes next must see how much room is left.
+        // At once: the room that was promised is for this message, and whoever publishes next must see what is left.
+        self.promises.of = Some(receipt.id);
         self.perform_one(id, now);
+        self.promises.release();
         Ok(receipt)
     }
 
@@ -326,9 +358,9 @@ impl Engine {
         for topic in topics {
             self.leave(topic, now);
         }
-        // Ends a little before it would be cut off.
+        // Ends well before it would be cut off, on a machine that is busy too.
         let left = stop.drain_until().map_or(Duration::ZERO, Deadline::remaining);
-        let until = Deadline::after(left.mul_f64(0.95));
+        let until = Deadline::after(left.saturating_sub(LEAVE_SLACK).max(left / 2));
         let mut pause = Duration::from_micros(200);
         while self.node.all_egress().iter().any(|egress| egress.is_draining()) {
             if until.has_passed() {
@@ -347,12 +379,13 @@ impl Engine {
             return;
         };
         if let Word::View(ViewMessage::Join { .. } | ViewMessage::Ask { .. }) = &word {
-            let topics = self.node.egress(&from).map_or(0, |egress| egress.count_topics(0));
+            let topics = self.node.topics_of(&from);
             if topics >= self.settings.peer.topics_max && !topic.gossip.is_neighbour(&from) {
                 self.node.metrics.tally(FRAME_REJECT, "topics_max").add(1);
                 let answer = Word::View(ViewMessage::Answer { is_accepted: false });
                 let parcel = self.node.parcel(&id, &answer, &self.settings);
-                let _ = self.node.send(&from.into(), answer.class(), id, &parcel, topic.options.overflow());
+                let _ =
+                    self.node.send(&from.into(), answer.class(), id, &parcel, topic.options.overflow(), None);
                 self.node.on_offence(from, Offence::Spam);
                 return;
             }
@@ -402,11 +435,11 @@ impl Engine {
     }
 
     fn perform_one(&mut self, id: TopicId, now: Duration) {
-        let Engine { node, settings, topics, wakes, encoded, .. } = self;
+        let Engine { node, settings, topics, wakes, encoded, promises, .. } = self;
         let Some(topic) = topics.get_mut(&id) else { return };
         while let Some(output) = topic.gossip.poll() {
             match output {
-                Output::Send { to, word } => send(node, settings, encoded, id, topic, &to, &word),
+                Output::Send { to, word } => send(node, settings, (encoded, promises), id, topic, &to, &word),
                 Output::Check { message, .. } => check(node, settings, id, topic, message, now),
                 Output::Deliver { message, hops } => {
                     topic.delivered += 1;
@@ -418,18 +451,17 @@ impl Engine {
                     topic.subscribers.retain(|subscriber| subscriber.tell_gap(&gap));
                 }
                 Output::Up(peer) => {
-                    node.count_neighbours(true);
-                    node.egress(&peer).map(|egress| egress.count_topics(1));
+                    node.count_neighbour(peer, true);
                     node.events.publish(Event::NeighbourUp { topic: id, peer });
                 }
                 Output::Down(peer) => {
-                    node.count_neighbours(false);
-                    node.egress(&peer).map(|egress| egress.count_topics(-1));
+                    node.count_neighbour(peer, false);
                     node.events.publish(Event::NeighbourDown { topic: id, peer });
                 }
                 Output::Offence { peer, offence } => node.on_offence(peer, offence),
             }
         }
+        topic.tell_counts(node);
         let wakes_at = topic.gossip.wake_at();
         if wakes_at != topic.wakes_at {
             wakes.remove(&(topic.wakes_at, id));
@@ -442,7 +474,7 @@ impl Engine {
 fn send(
     node: &Node,
     settings: &Settings,
-    encoded: &mut Option<(MessageId, u8, bool, Parcel)>,
+    (encoded, promises): (&mut Option<(MessageId, u8, bool, Parcel)>, &mut Promises),
     id: TopicId,
     topic: &Topic,
     to: &Contact,
@@ -454,10 +486,11 @@ fn send(
         let is_early = matches!(word, Word::Digest(_))
             && node.egress(&to.id).is_some_and(|egress| egress.has_messages());
         if is_early {
+            node.let_go("digest_early", 1);
             return;
         }
         let parcel = node.parcel(&id, word, settings);
-        let _ = node.send(to, word.class(), id, &parcel, overflow);
+        let _ = node.send(to, word.class(), id, &parcel, overflow, None);
         return;
     };
     let (name, hops, is_repair) = (pushed.message.id(), pushed.hops, pushed.is_repair);
@@ -466,7 +499,8 @@ fn send(
         *encoded = Some((name, hops, is_repair, node.parcel(&id, word, settings)));
     }
     if let Some((.., parcel)) = encoded {
-        if node.send(to, word.class(), id, parcel, overflow) == Sent::Shed {
+        let promise = promises.take(&name, &to.id);
+        if node.send(to, word.class(), id, parcel, overflow, promise) == Sent::Shed {
             node.metrics.tally(MESSAGES, "shed").add(1);
         }
     }
@@ -495,7 +529,51 @@ fn check(node: &Node, settings: &Settings, id: TopicId, topic: &mut Topic, messa
     topic.gossip.on_verdict(&name, verdict, now);
 }
 
+/// Room on links that a message was promised before it was published.
+#[derive(Debug, Default)]
+struct Promises {
+    of: Option<MessageId>,
+    links: Vec<(Arc<Egress>, Promise)>,
+}
+
+impl Promises {
+    /// What this message was promised on the link to `peer`.
+    fn take(&mut self, name: &MessageId, peer: &NodeId) -> Option<(Arc<Egress>, Promise)> {
+        if self.of.as_ref() != Some(name) {
+            return None;
+        }
+        let place = self.links.iter().position(|(egress, _)| egress.peer == *peer)?;
+        Some(self.links.swap_remove(place))
+    }
+
+    /// The rest is not needed.
+    fn release(&mut self) {
+        self.of = None;
+        self.links.drain(..).for_each(|(egress, promise)| egress.release(promise));
+    }
+}
+
 impl Topic {
+    /// Tells the metrics what the machine let go since the last time.
+    fn tell_counts(&mut self, node: &Node) {
+        let now = self.gossip.counts();
+        let before = std::mem::replace(&mut self.counted, now);
+        for (reason, before, now) in [
+            ("announcements", before.unannounced, now.unannounced),
+            ("announced", before.unfollowed, now.unfollowed),
+            ("over_budget", before.over_budget, now.over_budget),
+            ("unchecked", before.unchecked_shed, now.unchecked_shed),
+            ("stale", before.stale, now.stale),
+        ] {
+            if now > before {
+                node.let_go(reason, now - before);
+            }
+        }
+        if now.beacons_refused > before.beacons_refused {
+            node.metrics.tally(FRAME_REJECT, "beacon").add(now.beacons_refused - before.beacons_refused);
+        }
+    }
+
     fn status(&self, id: TopicId) -> TopicStatus {
         TopicStatus {
             id,

@@ -123,7 +123,7 @@ ron_core::refusals!(OverlayError {
     OverlayError::Refused { code: Code::Failed | Code::Unavailable, .. } => ErrorKind::Peer,
     OverlayError::Refused { .. } => ErrorKind::Caller,
     OverlayError::Net(error) => error.kind(),
-});
+} retry { OverlayError::Unreachable { retry_after, .. } => *retry_after });
 
 impl From<RpcError> for OverlayError {
     fn from(error: RpcError) -> Self {
@@ -138,5 +138,19 @@ impl From<RpcError> for OverlayError {
             RpcError::TooLarge { what, bytes, max } => OverlayError::FrameTooLarge { what, bytes, max },
             other => OverlayError::Protocol { message: other.to_string() },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_knows_when_to_ask_again_says_so() {
+        let (error, retry_after) = (NetError::Canceled, Duration::from_secs(2));
+        let unreachable = OverlayError::from(RpcError::Unreachable { error, retry_after });
+        assert_eq!((unreachable.retry_after(), unreachable.kind()), (Some(retry_after), ErrorKind::Peer));
+        assert_eq!(OverlayError::Busy { what: "egress", retry_after }.retry_after(), Some(retry_after));
+        assert_eq!(OverlayError::Closed.retry_after(), None);
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     Affects, Capacity, ConfigError, Deadline, Depth as _, Feed, Lane, LaneSpec, MemoryBudget, Metrics,
-    NodeId, Ratio, ReadyGate, ReadyStatus, Stopped, Subscriber, Supervisor,
+    NodeId, Ratio, Ready, ReadyGate, ReadyStatus, Stopped, Subscriber, Supervisor,
     net::{
         Endpoint,
         rpc::{Chunks, Handling, Method, Peers, Protocol, Request, Side},
@@ -24,6 +24,7 @@ use crate::{
     checks::{CHECKER, CHECKS, check_all},
     egress::EGRESS,
     engine::{CONTROL, Command, ENGINE, Engine, INGRESS, Inboxes, LOCAL},
+    ingress::Ingress,
     logic::message::TopicId,
     node::{EVENTS, EngineLanes, Node, NodeParts, UnixClock},
     session::Listener,
@@ -188,7 +189,7 @@ impl Builder {
         let ready = supervisor.ready();
         let full = engines.iter().flat_map(|engine| {
             let local = ready.watch_lane(&engine.local, WRITES_AT, READS_AT);
-            [local, ready.watch_lane(&engine.gossip, WRITES_AT, READS_AT)]
+            [local, watch(&ready, &engine.gossip)]
         });
         let full: Vec<[ReadyGate; 2]> = full.collect();
         let sessions = Arc::new(ready.gate("overlay.sessions", Affects::Writes));
@@ -227,12 +228,22 @@ fn open_lanes(settings: &Settings, metrics: &Metrics) -> Result<(EngineLanes, In
     let size = settings.ingress_lane;
     // No newcomer is refused by closing these at a stop: the engine closes them when it has taken what was there.
     let (local, local_inbox) = Lane::open(LOCAL, metrics);
-    let (control, control_inbox) = Lane::open(sized(CONTROL, "ingress_lane", size)?, metrics);
-    let (gossip, gossip_inbox) = Lane::open(sized(INGRESS, "ingress_lane", size)?, metrics);
-    let bell = Arc::new(Notify::new());
-    let inboxes =
-        Inboxes { local: local_inbox, control: control_inbox, gossip: gossip_inbox, bell: Arc::clone(&bell) };
-    Ok((EngineLanes { local, control, gossip, bell }, inboxes))
+    let control = Ingress::new(sized(CONTROL, "ingress_lane", size)?, metrics);
+    let gossip = Ingress::new(sized(INGRESS, "ingress_lane", size)?, metrics);
+    let lanes = EngineLanes { local, control, gossip, bell: Arc::new(Notify::new()) };
+    let EngineLanes { control, gossip, bell, .. } = lanes.clone();
+    Ok((lanes, Inboxes { local: local_inbox, control, gossip, bell }))
+}
+
+/// Readiness by how full an engine's words of peers are.
+fn watch(ready: &Ready, ingress: &Arc<Ingress>) -> [ReadyGate; 2] {
+    [(Affects::Writes, WRITES_AT), (Affects::Reads, READS_AT)].map(|(affects, threshold)| {
+        let ingress = Arc::downgrade(ingress);
+        ready.probe(INGRESS.name, affects, move || {
+            let full = ingress.upgrade()?.fullness();
+            (full >= threshold.get()).then(|| format!("{:.0} % full", full * 100.0).into())
+        })
+    })
 }
 
 fn measured<T>(lane: &Lane<T>) -> (usize, usize) {
@@ -317,7 +328,7 @@ impl Overlay {
                 group: session.group(),
                 waiting: egress.as_ref().map_or(0, |egress| egress.waiting()),
                 waiting_bytes: egress.as_ref().map_or(0, |egress| egress.waiting_bytes()),
-                topics: egress.as_ref().map_or(0, |egress| egress.count_topics(0)),
+                topics: self.node.topics_of(&session.peer()),
                 points: self.node.points(&session.peer()),
             }
         };
@@ -400,8 +411,8 @@ impl Overlay {
         let engines = || node.engines.iter();
         vec![
             of(LOCAL.name, &mut engines().map(|lanes| measured(&lanes.local))),
-            of(CONTROL.name, &mut engines().map(|lanes| measured(&lanes.control))),
-            of(INGRESS.name, &mut engines().map(|lanes| measured(&lanes.gossip))),
+            of(CONTROL.name, &mut engines().map(|lanes| (lanes.control.depth(), lanes.control.capacity()))),
+            of(INGRESS.name, &mut engines().map(|lanes| (lanes.gossip.depth(), lanes.gossip.capacity()))),
             of(CHECKS.name, &mut std::iter::once(measured(&node.checks))),
             of(EGRESS.name, &mut egress.iter().map(|egress| (egress.depth(), egress.capacity()))),
         ]

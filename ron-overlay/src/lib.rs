@@ -140,6 +140,7 @@ mod error;
 mod handle;
 #[cfg(feature = "http")]
 pub mod http;
+mod ingress;
 // Public for the fuzz targets and the simulation, and no part of the interface: what hosts see is exported below.
 #[doc(hidden)]
 pub mod logic;
@@ -189,6 +190,6 @@ pub fn inventory() -> ron_core::Inventory {
             node::EVENTS,
         ],
         &[engine::ENGINE, checks::CHECKER, source::JANITOR, node::DIALER],
-        &[node::DIRECTORY, node::SCORES, node::PARTS, egress::QUEUE, subscription::MISSED],
+        &[node::DIRECTORY, ingress::QUEUE, node::STANDING, node::PARTS, egress::QUEUE, subscription::MISSED],
     )
 }

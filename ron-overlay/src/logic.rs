@@ -2,6 +2,7 @@
 //!
 //! `now` is always the time since the node started, handed in by whoever has a clock.
 
+pub mod fair;
 pub mod gossip;
 pub mod lanes;
 pub mod message;
@@ -9,6 +10,8 @@ pub mod parts;
 pub mod publishers;
 pub mod rate;
 pub mod score;
+pub mod seal;
+pub mod standing;
 pub mod store;
 pub mod trees;
 pub mod view;

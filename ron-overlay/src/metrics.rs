@@ -24,6 +24,7 @@ counters! {
     MESSAGES = "messages", "what", "Messages by what became of them";
     GAPS = "gap_messages", "", "Messages told to subscribers as missing";
     SUBSCRIBER_MISSED = "subscriber_missed", "", "Messages that slow subscribers were told to have missed";
+    LET_GO = "let_go", "reason", "What was not done for want of room or time, which repair finds or a peer is not told";
     PARTS_REFUSED = "parts_refused", "reason", "Pieces of large words that were not taken";
 }
 
@@ -59,6 +60,8 @@ pub(crate) struct Tallies {
     pub(crate) gaps: Tally,
     pub(crate) missed: Tally,
     pub(crate) opened: Tally,
+    /// Sheds of more topics than a peer is told of one by one.
+    pub(crate) untold: Tally,
 }
 
 impl Tallies {
@@ -75,6 +78,7 @@ impl Tallies {
             gaps: metrics.tally(GAPS, ""),
             missed: metrics.tally(SUBSCRIBER_MISSED, ""),
             opened: metrics.tally(SESSION_OPEN, ""),
+            untold: metrics.tally(LET_GO, "shed_topics"),
         }
     }
 }

@@ -14,7 +14,10 @@ use std::{
 use ron_core::{
     CallError, Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Reply, Restart,
     Snapshot, Spawner, Supervisor, TaskSpec,
-    net::{Identity, rpc::Peers},
+    net::{
+        Identity,
+        rpc::{Peers, RpcError},
+    },
     now,
 };
 use tokio::{sync::Notify, time::Instant};
@@ -22,17 +25,18 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     Contact, Event, OverlayError, Settings,
     checks::Job,
-    egress::{Egress, EgressShared, Parcel, Sent},
+    egress::{Egress, EgressShared, Parcel, Promise, Sent},
     engine::{Command, Incoming},
+    ingress::Ingress,
     logic::{
         gossip::{Class, Offence, Word},
         lanes::Overflow,
         message::TopicId,
         parts::Parts,
-        score::Scores,
+        standing::Standing,
     },
     metrics::{
-        BANS, CONFIG_UPDATE, EGRESS_BYTES, NEIGHBOURS, OFFENCES, SESSION_CLOSE, Tallies, offence_name,
+        BANS, CONFIG_UPDATE, EGRESS_BYTES, LET_GO, NEIGHBOURS, OFFENCES, SESSION_CLOSE, Tallies, offence_name,
     },
     session::Handlers,
 };
@@ -43,8 +47,8 @@ pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-overlay", "events", 1024
 
 pub(crate) const DIRECTORY: LockSpec =
     LockSpec::new("ron-overlay", "directory", 400).guards("which peers have queues; held for a lookup");
-pub(crate) const SCORES: LockSpec =
-    LockSpec::new("ron-overlay", "scores", 410).guards("how peers behaved; held for arithmetic");
+pub(crate) const STANDING: LockSpec = LockSpec::new("ron-overlay", "standing", 410)
+    .guards("how peers behaved and what they may still do; held for arithmetic");
 pub(crate) const PARTS: LockSpec = LockSpec::new("ron-overlay", "parts", 420)
     .guards("large words that are not whole yet; held for the copy of one piece");
 
@@ -67,9 +71,9 @@ pub(crate) struct EngineLanes {
     /// From this node: orders of the host, verdicts, news of peers.
     pub(crate) local: Lane<Command>,
     /// Small words of peers that keep the network together.
-    pub(crate) control: Lane<Incoming>,
+    pub(crate) control: Arc<Ingress>,
     /// Messages of peers.
-    pub(crate) gossip: Lane<Incoming>,
+    pub(crate) gossip: Arc<Ingress>,
     pub(crate) bell: Arc<Notify>,
 }
 
@@ -108,10 +112,11 @@ impl EngineLanes {
         told
     }
 
-    /// Hands a word to the engine, if it has room for it.
-    pub(crate) fn hand(&self, incoming: Incoming) -> Result<(), CallError> {
+    /// Hands a word of so many bytes to the engine, if it has room for it. Hands back what has none, which may be a word of
+    /// a peer that has more waiting.
+    pub(crate) fn hand(&self, incoming: Incoming, bytes: usize) -> Result<(), Incoming> {
         let is_control = incoming.word.class() == Class::Control;
-        let handed = if is_control { &self.control } else { &self.gossip }.try_push(incoming);
+        let handed = if is_control { &self.control } else { &self.gossip }.push(incoming, bytes);
         self.bell.notify_one();
         handed
     }
@@ -138,7 +143,7 @@ pub(crate) struct Node {
     pub(crate) parts: Lock<Parts>,
     pub(crate) neighbours: AtomicUsize,
     directory: Lock<HashMap<NodeId, Arc<Egress>>>,
-    scores: Lock<Scores>,
+    standing: Lock<Standing>,
     dials: AtomicUsize,
     peers: OnceLock<Peers>,
     pub(crate) this: Weak<Node>,
@@ -177,7 +182,7 @@ impl Node {
             parts: Lock::new(PARTS, Parts::new(settings.parts), metrics),
             neighbours: AtomicUsize::new(0),
             directory: Lock::new(DIRECTORY, HashMap::new(), metrics),
-            scores: Lock::new(SCORES, Scores::new(settings.score), metrics),
+            standing: Lock::new(STANDING, Standing::new(settings.score), metrics),
             dials: AtomicUsize::new(0),
             peers: OnceLock::new(),
             settings: Snapshot::new(settings),
@@ -243,9 +248,12 @@ impl Node {
         }
         let settings = self.settings();
         // Made outside of the lock, which no other is taken under.
-        let new = Egress::new(peer, &settings, Arc::clone(&self.egress), &self.metrics);
+        let meter = self.standing.lock().take_meter(&peer);
+        let new = Egress::new(peer, &settings, Arc::clone(&self.egress), meter, &self.metrics);
         let mut directory = self.directory.lock();
         if directory.len() >= settings.max_conns + DIRECTORY_SLACK && !directory.contains_key(&peer) {
+            drop(directory);
+            self.let_go("directory", 1);
             return None;
         }
         Some(Arc::clone(directory.entry(peer).or_insert(new)))
@@ -269,6 +277,7 @@ impl Node {
                 self.metrics.tally(SESSION_CLOSE, "given_up").add(1);
                 self.events.publish(Event::SessionClosed { peer: gone.peer, reason: "given_up" });
             }
+            self.standing.lock().leave_meter(gone.peer, gone.meter(), self.since());
             self.parts.lock().on_link_down(&gone.peer);
             for engine in &self.engines {
                 // An engine with that much to do finds out by the peer's silence.
@@ -285,10 +294,13 @@ impl Node {
         topic: TopicId,
         parcel: &Parcel,
         overflow: Overflow,
+        mut promise: Option<(Arc<Egress>, Promise)>,
     ) -> Sent {
         for _ in 0..2 {
-            let Some(egress) = self.egress_or_new(to.id) else { break };
-            match egress.push(class, topic, parcel, overflow) {
+            let promised = promise.take();
+            let known = promised.as_ref().map(|(egress, _)| Arc::clone(egress));
+            let Some(egress) = known.or_else(|| self.egress_or_new(to.id)) else { break };
+            match egress.push(class, topic, parcel, overflow, promised.map(|(_, promise)| promise)) {
                 Sent::Over => {}
                 Sent::Dial => {
                     self.dial(&egress, to);
@@ -318,7 +330,8 @@ impl Node {
             let dialled = tokio::select! {
                 biased;
                 dialled = node.peers().session(to.id, &to.addrs, deadline) => dialled,
-                () = stop.requested() => return,
+                // What waits for the peer is dropped and counted at once, and nobody waits for it.
+                () = stop.requested() => Err(RpcError::Canceled),
             };
             match dialled {
                 // A new one has been entered when it began; an old one may not be known here.
@@ -342,7 +355,7 @@ impl Node {
     pub(crate) fn on_offence(&self, peer: NodeId, offence: Offence) {
         self.metrics.tally(OFFENCES, offence_name(offence)).add(1);
         let now = self.since();
-        let banned = self.scores.lock().on_offence(peer, offence, now);
+        let banned = self.standing.lock().scores.on_offence(peer, offence, now);
         let Some(until) = banned else { return };
         self.metrics.tally(BANS, "").add(1);
         self.events.publish(Event::Banned { peer, span: until.saturating_sub(now) });
@@ -359,17 +372,28 @@ impl Node {
 
     /// Whether a peer is banned.
     pub(crate) fn is_banned(&self, peer: &NodeId) -> bool {
-        self.scores.lock().banned_until(peer, self.since()).is_some()
+        self.standing.lock().scores.banned_until(peer, self.since()).is_some()
     }
 
     /// What a peer's offences weigh now.
     pub(crate) fn points(&self, peer: &NodeId) -> f64 {
         let now = self.since();
-        self.scores.lock().points(peer, now)
+        self.standing.lock().scores.points(peer, now)
     }
 
-    /// A neighbour more or less, on some topic.
-    pub(crate) fn count_neighbours(&self, is_more: bool) {
+    /// Topics on which a peer is our neighbour, over all its sessions.
+    pub(crate) fn topics_of(&self, peer: &NodeId) -> usize {
+        self.standing.lock().topics(peer)
+    }
+
+    /// Something was not done for want of room or time, and nobody else says so.
+    pub(crate) fn let_go(&self, reason: &'static str, count: u64) {
+        self.metrics.tally(LET_GO, reason).add(count);
+    }
+
+    /// A peer is our neighbour on one more topic, or on one less.
+    pub(crate) fn count_neighbour(&self, peer: NodeId, is_more: bool) {
+        self.standing.lock().count_topic(peer, is_more);
         let before = if is_more {
             self.neighbours.fetch_add(1, Ordering::Relaxed) + 1
         } else {

@@ -170,8 +170,15 @@ impl Node {
 
     fn on_word(&self, egress: &Egress, method: u16, body: &Bytes) -> Result<(), WireError> {
         let (topic, word) = wire::decode(method, body)?;
-        if self.engine_of(&topic).hand(Incoming { from: egress.peer, topic, word }).is_err() {
-            egress.refused(topic);
+        let incoming = Incoming { from: egress.peer, topic, word };
+        match self.engine_of(&topic).hand(incoming, body.len()) {
+            Ok(()) => {}
+            Err(refused) if refused.from == egress.peer => egress.refused(refused.topic),
+            // It made room for a peer that has less waiting.
+            Err(refused) => match self.egress(&refused.from) {
+                Some(other) => other.refused(refused.topic),
+                None => self.egress.tallies.refused.add(1),
+            },
         }
         Ok(())
     }

@@ -52,7 +52,8 @@ pub(crate) struct Subscriber {
 
 #[derive(Default)]
 struct Missed {
-    ranges: VecDeque<Gap>,
+    /// Gaps and what was missed, as they are told.
+    ranges: VecDeque<Delivery>,
     more: u64,
 }
 
@@ -105,19 +106,15 @@ impl Subscriber {
             Err((_, Delivery::Message { message, .. })) => {
                 let serial = message.serial();
                 self.told.add(1);
-                missed.note(Gap {
+                missed.note(Delivery::Missed(Gap {
                     publisher: serial.publisher,
                     since: serial.since,
                     seqs: serial.seq..=serial.seq,
-                });
+                }));
                 true
             }
-            Err((_, Delivery::Gap(gap) | Delivery::Missed(gap))) => {
-                missed.note(gap);
-                true
-            }
-            Err((_, Delivery::MissedMore(more))) => {
-                missed.more += more;
+            Err((_, other)) => {
+                missed.note(other);
                 true
             }
         }
@@ -125,26 +122,33 @@ impl Subscriber {
 }
 
 impl Missed {
-    fn note(&mut self, gap: Gap) {
-        let latest = self.ranges.iter_mut().rev().find(|range| range.publisher == gap.publisher);
-        if let Some(range) = latest.filter(|range| range.since == gap.since) {
-            if range.seqs.end() + 1 == *gap.seqs.start() {
-                range.seqs = *range.seqs.start()..=*gap.seqs.end();
-                return;
+    fn note(&mut self, told: Delivery) {
+        if let Delivery::Missed(gap) = &told {
+            let latest = self.ranges.iter_mut().rev().find_map(|range| match range {
+                Delivery::Missed(range) if range.publisher == gap.publisher => Some(range),
+                _ => None,
+            });
+            if let Some(range) = latest.filter(|range| range.since == gap.since) {
+                if range.seqs.end() + 1 == *gap.seqs.start() {
+                    range.seqs = *range.seqs.start()..=*gap.seqs.end();
+                    return;
+                }
             }
         }
         if self.ranges.len() >= RANGES_MAX {
-            let oldest = self.ranges.pop_front();
-            self.more += oldest.map_or(0, |gap| count(&gap));
+            self.more += match self.ranges.pop_front() {
+                Some(Delivery::Gap(gap) | Delivery::Missed(gap)) => count(&gap),
+                _ => 0,
+            };
         }
-        self.ranges.push_back(gap);
+        self.ranges.push_back(told);
     }
 
     fn take(&mut self) -> Option<Delivery> {
         if self.more > 0 {
             return Some(Delivery::MissedMore(std::mem::take(&mut self.more)));
         }
-        self.ranges.pop_front().map(Delivery::Missed)
+        self.ranges.pop_front()
     }
 }
 
@@ -267,6 +271,18 @@ mod tests {
         assert_eq!(read(&mut subscription), ["7"]);
         drop(subscription);
         assert!(!subscriber.deliver(&message(1, 8), 0), "nobody is there");
+    }
+
+    /// What did not reach this node was nobody's slowness, whoever reads how slowly.
+    #[test]
+    fn a_gap_stays_a_gap_for_a_slow_subscriber() {
+        let (subscriber, mut subscription) = small(1);
+        let gap = Gap { publisher: NodeId::from_bytes([1; 32]), since: 5, seqs: 2..=3 };
+        assert!(subscriber.deliver(&message(1, 1), 0) && subscriber.tell_gap(&gap));
+        assert!(subscriber.deliver(&message(1, 4), 0) && subscriber.deliver(&message(1, 5), 0));
+        let told: Vec<Delivery> = std::iter::from_fn(|| subscription.try_recv()).skip(1).collect();
+        let missed = Gap { seqs: 4..=5, ..gap.clone() };
+        assert_eq!(told, [Delivery::Gap(gap), Delivery::Missed(missed)]);
     }
 
     #[test]

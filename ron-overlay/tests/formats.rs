@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
 use bytes::Bytes;
-use ron_core::NodeId;
+use ron_core::{NodeId, net::Identity};
 use ron_overlay::logic::{
     gossip::{Pushed, Word},
     message::{Message, MessageId, TopicId},
     publishers::Serial,
+    seal::Seal,
     trees::Beacon,
     wire::{decode, encode},
 };
@@ -26,6 +27,7 @@ fn sample(heading: &str) -> Bytes {
 fn the_samples_are_what_is_written() {
     let topic = TopicId::from_bytes([6; 32]);
     let [one, two] = [1, 2].map(|number| NodeId::from_bytes([number; 32]));
+    let identity = Identity::from_seed(&[7; 32]);
     let serial = Serial { publisher: one, since: 1000, seq: 2 };
     let message = Message::unsigned(&topic, serial, Bytes::from_static(b"hello"));
     let [three, four] = [3, 4].map(|number| MessageId::from_bytes([number; 16]));
@@ -34,7 +36,13 @@ fn the_samples_are_what_is_written() {
         ("#### HAVE\n", Word::Have(vec![(two, vec![three, four])])),
         (
             "#### BEACONS\n",
-            Word::Beacons(vec![Beacon { root: two, round: 7, distance: 30_000, is_parent: true }]),
+            Word::Beacons(vec![Beacon {
+                root: identity.node_id(),
+                round: 7,
+                distance: 30_000,
+                is_parent: true,
+                proof: Seal::Signed { identity, topic }.sign(7, false),
+            }]),
         ),
     ];
     for (heading, word) in samples {

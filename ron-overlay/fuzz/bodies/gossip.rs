@@ -17,7 +17,7 @@ pub(crate) fn gossip(mut data: &[u8]) {
     let me = Contact { id: NodeId::from_bytes([0; 32]), addrs: [].into() };
     let settings = GossipSettings {
         view: ViewSettings { spares: 8, ..ViewSettings::default() },
-        store: StoreSettings { bytes: 4096, ..StoreSettings::default() },
+        store: StoreSettings { bytes: 2048, bytes_max: 4096, ..StoreSettings::default() },
         missing_max: 16,
         unchecked_max: 4,
         publishers: 4,

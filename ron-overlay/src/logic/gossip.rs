@@ -18,13 +18,14 @@ use std::{
     time::Duration,
 };
 
-use ron_core::NodeId;
+use ron_core::{NodeId, net::Identity};
 
 use super::{
-    message::{Message, MessageId},
+    message::{Message, MessageId, TopicId},
     publishers::{Gap, Publishers, Serial, Summary},
+    seal::Seal,
     store::{Store, StoreSettings},
-    trees::{Beacon, TreeSettings, Trees},
+    trees::{Beacon, Believed, TreeSettings, Trees},
     view::{Contact, View, ViewMessage, ViewOutput, ViewSettings},
 };
 use repair::{Lag, Missing};
@@ -248,6 +249,12 @@ pub struct Counts {
     pub stale: u64,
     /// Messages not sent because whoever asked had asked too much.
     pub over_budget: u64,
+    /// Announcements not made because too many waited for a neighbour.
+    pub unannounced: u64,
+    /// Announcements not followed because their sender has announced too much that is not here.
+    pub unfollowed: u64,
+    /// Words about trees that were not what their root says, or too many to look at.
+    pub beacons_refused: u64,
 }
 
 /// One node on one topic.
@@ -284,13 +291,27 @@ pub struct Gossip {
 struct Link {
     heard_at: Duration,
     pinged: Option<(u32, Duration)>,
-    /// Smoothed round trip.
+    /// Smoothed round trip, and when it was last measured.
     rtt: Option<Duration>,
+    measured_at: Duration,
     /// What it is to be told, by tree.
     announce: Vec<(NodeId, MessageId)>,
     /// Messages that are missing and that it was the first to announce.
     wanted: usize,
 }
+
+impl Link {
+    /// Whether it is to be pinged: it was not heard since the last time, or its round trip was not measured for a while.
+    /// Both ends ping, and whoever was just pinged knows that the other is there.
+    fn is_due(&self, now: Duration, every: Duration) -> bool {
+        let is_quiet = self.heard_at + every / 2 <= now;
+        let measured = self.pinged.map_or(self.measured_at, |(_, at)| at.max(self.measured_at));
+        is_quiet || measured + every * MEASURE_ONE_IN <= now
+    }
+}
+
+/// A link is measured in one of so many rounds of pings, however much is said on it.
+const MEASURE_ONE_IN: u32 = 4;
 
 /// What a peer may still be sent because it asked.
 #[derive(Debug, Clone, Copy)]
@@ -352,6 +373,13 @@ impl Gossip {
             counts: Counts::default(),
             outputs: VecDeque::new(),
         }
+    }
+
+    /// Believes only what roots have signed about their trees, and signs as one.
+    #[must_use]
+    pub fn sealed(mut self, identity: Identity, topic: TopicId) -> Self {
+        self.trees.set_seal(Seal::Signed { identity, topic });
+        self
     }
 
     /// Enters the topic through these.
@@ -423,7 +451,15 @@ impl Gossip {
             }
             Word::Beacons(beacons) => {
                 for beacon in beacons.into_iter().take(BEACONS_MAX) {
-                    self.trees.on_beacon(from, beacon, now);
+                    let offence = match self.trees.on_beacon(from, beacon, now) {
+                        Believed::Yes => continue,
+                        Believed::Forged => Offence::Invalid,
+                        Believed::TooMany => Offence::Spam,
+                    };
+                    // The rest of what it says is not looked at.
+                    self.counts.beacons_refused += 1;
+                    self.offend(from, offence);
+                    break;
                 }
             }
             Word::Have(haves) => self.on_have(from, haves, now),
@@ -521,8 +557,14 @@ impl Gossip {
                     self.outputs.push_back(Output::Send { to, word: Word::View(message) });
                 }
                 ViewOutput::Up(peer) => {
-                    let link =
-                        Link { heard_at: now, pinged: None, rtt: None, announce: Vec::new(), wanted: 0 };
+                    let link = Link {
+                        heard_at: now,
+                        pinged: None,
+                        rtt: None,
+                        measured_at: now,
+                        announce: Vec::new(),
+                        wanted: 0,
+                    };
                     self.links.insert(peer, link);
                     self.trees.on_link_up(peer, now);
                     self.ping_one(peer, now);
@@ -551,7 +593,7 @@ impl Gossip {
             if is_silent {
                 self.offend(peer, Offence::Silent);
                 self.on_unreachable(peer, now);
-            } else {
+            } else if self.links[&peer].is_due(now, self.settings.ping_every) {
                 self.ping_one(peer, now);
             }
         }
@@ -570,7 +612,7 @@ impl Gossip {
         let Some((_, at)) = link.pinged.take_if(|(asked, _)| *asked == nonce) else { return };
         let sample = now.saturating_sub(at);
         let rtt = link.rtt.map_or(sample, |rtt| (rtt * 3 + sample) / 4);
-        link.rtt = Some(rtt);
+        (link.rtt, link.measured_at) = (Some(rtt), now);
         self.trees.on_link_cost(from, rtt / 2);
     }
 

@@ -6,9 +6,7 @@
 //! frames, and all together for so many bytes; what does not fit is refused, or takes the place of the oldest of its
 //! own topic.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use super::{gossip::Class, message::TopicId};
+use super::{fair::Fair, gossip::Class, message::TopicId};
 
 /// What each topic may send before the next has its turn, in bytes. About one chunk, so that a turn is never wasted.
 const QUANTUM: usize = 64 << 10;
@@ -43,30 +41,21 @@ pub struct Lanes<T> {
     frames_max: usize,
     bytes_max: usize,
     bytes: usize,
-    classes: [Fair<T>; 3],
+    classes: [Fair<TopicId, T>; 3],
     since_bulk: u32,
-}
-
-#[derive(Debug)]
-struct Fair<T> {
-    queues: BTreeMap<TopicId, Queue<T>>,
-    /// Topics that have something, in the order of their turns.
-    turns: VecDeque<TopicId>,
-    frames: usize,
-}
-
-#[derive(Debug)]
-struct Queue<T> {
-    frames: VecDeque<(usize, T)>,
-    deficit: usize,
 }
 
 impl<T> Lanes<T> {
     /// Empty queues with room for so many frames in each class, and so many bytes in all.
     #[must_use]
     pub fn new(frames_max: usize, bytes_max: usize) -> Self {
-        let fair = || Fair { queues: BTreeMap::new(), turns: VecDeque::new(), frames: 0 };
-        Lanes { frames_max, bytes_max, bytes: 0, classes: [fair(), fair(), fair()], since_bulk: 0 }
+        Lanes {
+            frames_max,
+            bytes_max,
+            bytes: 0,
+            classes: [(); 3].map(|()| Fair::new(QUANTUM)),
+            since_bulk: 0,
+        }
     }
 
     /// Queues a frame of so many bytes.
@@ -99,7 +88,7 @@ impl<T> Lanes<T> {
     /// The next frame to send.
     pub fn pop(&mut self) -> Option<T> {
         let [control, gossip, bulk] = &mut self.classes;
-        let is_bulk_due = self.since_bulk + 1 >= BULK_ONE_IN && bulk.frames > 0;
+        let is_bulk_due = self.since_bulk + 1 >= BULK_ONE_IN && !bulk.is_empty();
         let popped = if let Some(popped) = control.pop() {
             Some(popped)
         } else if is_bulk_due {
@@ -120,7 +109,7 @@ impl<T> Lanes<T> {
     /// Frames that wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.classes.iter().map(|class| class.frames).sum()
+        self.classes.iter().map(Fair::len).sum()
     }
 
     /// Whether nothing waits.
@@ -144,8 +133,7 @@ impl<T> Lanes<T> {
     /// Whether so many frames of so many bytes in all fit.
     #[must_use]
     pub fn has_room_for(&self, class: Class, frames: usize, bytes: usize) -> bool {
-        self.classes[class as usize].frames + frames <= self.frames_max
-            && self.bytes + bytes <= self.bytes_max
+        self.classes[class as usize].len() + frames <= self.frames_max && self.bytes + bytes <= self.bytes_max
     }
 
     /// Room for so many frames in each class from now on. What waits beyond that still goes.
@@ -162,57 +150,13 @@ impl<T> Lanes<T> {
     /// Frames of one class that wait.
     #[must_use]
     pub fn waiting(&self, class: Class) -> usize {
-        self.classes[class as usize].frames
+        self.classes[class as usize].len()
     }
 }
 
 fn with<T>(mut shed: Vec<T>, frame: T) -> Vec<T> {
     shed.push(frame);
     shed
-}
-
-impl<T> Fair<T> {
-    fn push(&mut self, topic: TopicId, bytes: usize, frame: T) {
-        let queue = self.queues.entry(topic).or_insert_with(|| {
-            self.turns.push_back(topic);
-            Queue { frames: VecDeque::new(), deficit: 0 }
-        });
-        queue.frames.push_back((bytes, frame));
-        self.frames += 1;
-    }
-
-    fn pop(&mut self) -> Option<(usize, T)> {
-        loop {
-            let topic = *self.turns.front()?;
-            let queue = self.queues.get_mut(&topic).expect("those with turns have queues");
-            let bytes = queue.frames.front().map(|(bytes, _)| *bytes).expect("those with turns have frames");
-            if queue.deficit < bytes {
-                // Its turn is over, and the next begins with more.
-                queue.deficit += QUANTUM;
-                self.turns.rotate_left(1);
-                continue;
-            }
-            queue.deficit -= bytes;
-            let frame = queue.frames.pop_front();
-            self.frames -= 1;
-            if queue.frames.is_empty() {
-                self.queues.remove(&topic);
-                self.turns.pop_front();
-            }
-            return frame;
-        }
-    }
-
-    fn drop_oldest(&mut self, topic: &TopicId) -> Option<(usize, T)> {
-        let queue = self.queues.get_mut(topic)?;
-        let oldest = queue.frames.pop_front();
-        self.frames -= usize::from(oldest.is_some());
-        if queue.frames.is_empty() {
-            self.queues.remove(topic);
-            self.turns.retain(|other| other != topic);
-        }
-        oldest
-    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,15 @@
 //! The name of a message is the hash of all that is in it, so that two nodes that speak of one name speak of the same
 //! bytes. A signature covers the hash. On the way a message is never changed.
 
-use std::fmt;
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt,
+};
 
 use bytes::Bytes;
 use ron_core::{
     NodeId,
-    net::{Identity, PublicKey, Signature},
+    net::{Identity, PreparedKey, PublicKey, Signature},
 };
 
 use super::publishers::Serial;
@@ -94,6 +97,25 @@ pub enum Author {
     Signed(PublicKey, Signature),
 }
 
+/// Keys of publishers, ready for more signatures. Many publishers take turns in it, and it never grows beyond its bound.
+#[derive(Debug, Default)]
+pub struct Keys(HashMap<PublicKey, PreparedKey>);
+
+/// Publishers whose keys are kept: 256 bytes each, and one that comes again costs what it cost the first time.
+const KEYS_MAX: usize = 256;
+
+impl Keys {
+    fn get(&mut self, key: &PublicKey) -> Option<&PreparedKey> {
+        if self.0.len() >= KEYS_MAX && !self.0.contains_key(key) {
+            self.0.clear();
+        }
+        match self.0.entry(*key) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(new) => Some(new.insert(key.prepare().ok()?)),
+        }
+    }
+}
+
 /// One message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
@@ -134,10 +156,14 @@ impl Message {
     /// Whether its author has signed it. Costs some 50 µs.
     #[must_use]
     pub fn is_proven(&self) -> bool {
-        match self.author {
-            Author::Claimed(_) => false,
-            Author::Signed(key, signature) => key.verify_strict(DOMAIN, &self.hash, &signature).is_ok(),
-        }
+        self.is_proven_with(&mut Keys::default())
+    }
+
+    /// As [`is_proven`](Self::is_proven), with the keys of publishers that were heard before.
+    #[must_use]
+    pub fn is_proven_with(&self, keys: &mut Keys) -> bool {
+        let Author::Signed(key, signature) = &self.author else { return false };
+        keys.get(key).is_some_and(|key| key.verify_strict(DOMAIN, &self.hash, signature).is_ok())
     }
 
     /// Its name.
@@ -182,4 +208,29 @@ fn hash(topic: &TopicId, serial: &Serial, payload: &[u8]) -> [u8; 32] {
     hasher.update(&serial.seq.to_be_bytes());
     hasher.update(payload);
     *hasher.finalize().as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_were_used_before_prove_the_same_and_are_bounded() {
+        let (topic, mut keys) = (TopicId::of("news"), Keys::default());
+        for number in 0..=255_u8 {
+            let identity = Identity::from_seed(&[number; 32]);
+            let good = Message::signed(&topic, &identity, 5, 1, Bytes::from_static(b"hello"));
+            let forged = Message::received(&topic, *good.author(), 5, 2, Bytes::from_static(b"hello"));
+            assert!(good.is_proven_with(&mut keys) && good.is_proven_with(&mut keys));
+            assert!(!forged.is_proven_with(&mut keys) && !forged.is_proven());
+        }
+        assert_eq!(keys.0.len(), KEYS_MAX);
+        let signature = Signature::from_bytes([1; 64]);
+        let none = Author::Signed(PublicKey::from_bytes([2; 32]), signature);
+        assert!(
+            !Message::received(&topic, none, 5, 1, Bytes::new()).is_proven_with(&mut keys),
+            "no key at all"
+        );
+        assert!(keys.0.is_empty(), "and what is none is not kept");
+    }
 }

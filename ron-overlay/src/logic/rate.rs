@@ -19,6 +19,12 @@ impl Meter {
         Meter { full_at: Duration::ZERO }
     }
 
+    /// Whether nothing is missing from it any more.
+    #[must_use]
+    pub fn is_full(&self, now: Duration) -> bool {
+        self.full_at <= now
+    }
+
     /// Takes one, if `per_second` allows it.
     pub fn take(&mut self, per_second: u32, now: Duration) -> bool {
         let one = Duration::from_secs(1) / per_second.max(1);

@@ -9,6 +9,11 @@
 //! A node changes its parent within a round only for one that is nearer to the root than it has itself been in that
 //! round (the feasibility condition of Babel, RFC 8966), so trees have no loops. Beacons are soft state: one that is lost
 //! is repaired by the next. A neighbour that is parent and does not deliver counts as farther with every message missed.
+//!
+//! Every round carries the root's own word for it ([`Seal`]), so nobody speaks for another. Keys are free, though, and
+//! names can be chosen by trying: so a tree that has lived for a while makes no room for newcomers, and one on which
+//! messages do not arrive is not published on, makes room for any other, and does not keep a publisher from becoming a
+//! root itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,6 +21,8 @@ use std::{
 };
 
 use ron_core::NodeId;
+
+use super::seal::{Proof, Seal};
 
 /// A distance that says that there is no root any more.
 const RETRACTED: u32 = u32::MAX;
@@ -35,6 +42,35 @@ const MISSES_MAX: u32 = 16;
 
 /// Trees are forgotten when so many rounds have not come, and are not published on when half of that have not.
 const ROUNDS_LOST: u32 = 4;
+
+/// A tree that has lived for so many rounds is not given up for another.
+const ROUNDS_SETTLED: u32 = 2;
+
+/// Except for one in so many rounds: two networks that have become one come to the same trees in minutes, and whoever
+/// makes up roots with small names gets no further in that time.
+const ROUNDS_DISPLACED: u32 = 10;
+
+/// A message that had to be asked for counts one against its tree and one that was pushed one for it. Trees fail at
+/// this, and are never further away from being forgiven than that.
+const FAILING_AT: u32 = 16;
+
+/// Rounds of one root that are proven and not yet ours, because the parent is behind. More are not looked at.
+const PROOFS_MAX: usize = 4;
+
+/// Proofs that one neighbour may have us check in the time of a round, for each tree that there may be: each new round
+/// needs one, from whoever is first.
+const CHECKS_PER_TREE: u32 = 4;
+
+/// What became of a beacon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Believed {
+    /// It was taken, or is of no use.
+    Yes,
+    /// Its root did not say that.
+    Forged,
+    /// Its sender has had too many proofs checked.
+    TooMany,
+}
 
 /// The knobs of the trees of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +113,8 @@ pub struct Beacon {
     pub distance: u32,
     /// Whether the receiver is the sender's parent.
     pub is_parent: bool,
+    /// The root's word for the round.
+    pub proof: Proof,
 }
 
 /// The trees of one node on one topic.
@@ -85,21 +123,34 @@ pub struct Trees {
     me: NodeId,
     settings: TreeSettings,
     trees: BTreeMap<NodeId, Tree>,
-    /// One-way cost of each neighbour's link in microseconds.
-    links: BTreeMap<NodeId, Option<u32>>,
+    seal: Seal,
+    links: BTreeMap<NodeId, Link>,
     /// Beacons that single neighbours are owed.
     owed: BTreeSet<(NodeId, NodeId)>,
     /// Trees that all neighbours are to be told of.
     dirty: BTreeSet<NodeId>,
     /// Roots that resigned, to be told once.
-    retracted: BTreeMap<NodeId, u32>,
+    retracted: BTreeMap<NodeId, (u32, Proof)>,
     flush_at: Option<Duration>,
     first_round: u32,
+    /// When a tree that was settled last made room for another.
+    displaced_at: Duration,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    /// How long a message takes over it, one way, in microseconds.
+    cost: Option<u32>,
+    /// Proofs that were checked for it since then.
+    checks: u32,
+    checks_since: Duration,
 }
 
 #[derive(Debug)]
 struct Tree {
     round: u32,
+    /// The root's word for this round, and for those that are next.
+    proofs: Vec<(u32, Proof)>,
     distance: u32,
     /// The least distance told in this round.
     feasible: u32,
@@ -111,6 +162,8 @@ struct Tree {
     held_until: Option<Duration>,
     /// The next round, if the tree is ours.
     own_round_at: Option<Duration>,
+    /// Messages that did not come over it lately, against those that did.
+    missed: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -129,18 +182,25 @@ impl Trees {
             me,
             settings,
             trees: BTreeMap::new(),
+            seal: Seal::Open,
             links: BTreeMap::new(),
             owed: BTreeSet::new(),
             dirty: BTreeSet::new(),
             retracted: BTreeMap::new(),
             flush_at: None,
             first_round,
+            displaced_at: Duration::ZERO,
         }
+    }
+
+    /// Believes only rounds that are proven from now on, and proves its own.
+    pub fn set_seal(&mut self, seal: Seal) {
+        self.seal = seal;
     }
 
     /// A neighbour has come. It is told of the trees that live.
     pub fn on_link_up(&mut self, peer: NodeId, now: Duration) {
-        self.links.insert(peer, None);
+        self.links.insert(peer, Link::default());
         let live: Vec<NodeId> =
             self.trees.iter().filter(|(_, tree)| self.is_live(tree, now)).map(|(root, _)| *root).collect();
         for root in live {
@@ -165,34 +225,51 @@ impl Trees {
 
     /// How long a message takes over a neighbour's link, one way, as measured.
     pub fn on_link_cost(&mut self, peer: NodeId, one_way: Duration) {
-        if let Some(cost) = self.links.get_mut(&peer) {
-            *cost = Some(u32::try_from(one_way.as_micros()).unwrap_or(u32::MAX).min(DISTANCE_MAX));
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.cost = Some(u32::try_from(one_way.as_micros()).unwrap_or(u32::MAX).min(DISTANCE_MAX));
         }
     }
 
     /// A neighbour says how far it is from a root.
-    pub fn on_beacon(&mut self, from: NodeId, beacon: Beacon, now: Duration) {
+    pub fn on_beacon(&mut self, from: NodeId, beacon: Beacon, now: Duration) -> Believed {
         if !self.links.contains_key(&from) {
-            return;
+            return Believed::Yes;
         }
-        let Beacon { root, round, distance, is_parent } = beacon;
+        let Beacon { root, round, distance, is_parent, .. } = beacon;
         if distance == RETRACTED {
-            self.on_retracted(from, root, round, now);
-            return;
+            return self.on_retracted(from, beacon, now);
         }
-        if !self.trees.contains_key(&root) && (root == self.me || !self.admit(root, round, now)) {
-            return;
+        let is_known = self.trees.contains_key(&root);
+        if !is_known && (root == self.me || !self.is_wanted(root, round, now)) {
+            return Believed::Yes;
         }
-        let Some(tree) = self.trees.get_mut(&root) else { return };
-        let misses = tree.heard.get(&from).map_or(0, |heard| heard.misses);
+        let known = self.trees.get(&root);
         // A round that is far ahead would lock out all that come.
-        if tree.parent.is_some() && round.wrapping_sub(tree.round) > 1 << 16 && round > tree.round {
-            return;
+        if known.is_some_and(|tree| tree.parent.is_some() && round > tree.round.saturating_add(1 << 16)) {
+            return Believed::Yes;
         }
+        let is_new = known.is_none_or(|tree| round > tree.round && !tree.is_proven(round));
+        if is_new {
+            if known.is_some_and(|tree| tree.proofs.len() >= PROOFS_MAX) {
+                return Believed::Yes;
+            }
+            match self.check(from, &beacon, now) {
+                Believed::Yes => {}
+                refused => return refused,
+            }
+        }
+        if !is_known {
+            self.admit(root, round, now);
+        }
+        let Some(tree) = self.trees.get_mut(&root) else { return Believed::Yes };
+        if is_new {
+            tree.proofs.push((round, beacon.proof));
+        }
+        let misses = tree.heard.get(&from).map_or(0, |heard| heard.misses);
         let distance = distance.min(DISTANCE_MAX);
         tree.heard.insert(from, Heard { round, distance, is_child: is_parent, misses });
         if root == self.me {
-            // Somebody counts ahead of us, and our own rounds would be taken for old ones: overtake it.
+            // We counted farther before a restart, and our rounds would be taken for old ones: overtake ourselves.
             if round > tree.round {
                 tree.round = round;
                 tree.own_round_at = Some(now);
@@ -204,14 +281,16 @@ impl Trees {
             }
             self.decide(root, now);
         }
+        Believed::Yes
     }
 
     /// We publish: while there is room for another root, we become one.
     pub fn on_publish(&mut self, now: Duration) {
-        let live = self.trees.values().filter(|tree| self.is_live(tree, now)).count();
-        if !self.trees.contains_key(&self.me) && live < self.settings.roots {
+        let good = self.trees.values().filter(|tree| self.is_live(tree, now) && !tree.is_failing()).count();
+        if !self.trees.contains_key(&self.me) && good < self.settings.roots {
             let tree = Tree {
                 round: self.first_round,
+                proofs: vec![(self.first_round, self.seal.sign(self.first_round, false))],
                 distance: 0,
                 feasible: 0,
                 parent: None,
@@ -221,6 +300,7 @@ impl Trees {
                 used_at: now,
                 held_until: None,
                 own_round_at: Some(now + self.settings.round),
+                missed: 0,
             };
             self.trees.insert(self.me, tree);
             self.mark(self.me, now);
@@ -230,7 +310,7 @@ impl Trees {
     /// The tree to publish on: that of the nearest root, our own once others had time to join it.
     #[must_use]
     pub fn choose(&self, now: Duration) -> Option<NodeId> {
-        let live = self.trees.iter().filter(|(_, tree)| self.is_live(tree, now));
+        let live = self.trees.iter().filter(|(_, tree)| self.is_live(tree, now) && !tree.is_failing());
         let best = live.min_by_key(|(root, tree)| {
             // Of new ones the oldest: it has come farthest.
             let is_new = now < tree.since + self.settings.settle;
@@ -281,6 +361,20 @@ impl Trees {
         }
     }
 
+    /// A message of this tree had to be asked for: here, or by a neighbour that should have been pushed one of ours.
+    pub fn on_late(&mut self, root: &NodeId) {
+        if let Some(tree) = self.trees.get_mut(root) {
+            tree.missed = (tree.missed + 1).min(FAILING_AT * 2);
+        }
+    }
+
+    /// A message of this tree was pushed: to us, or by us.
+    pub fn on_pushed(&mut self, root: &NodeId) {
+        if let Some(tree) = self.trees.get_mut(root) {
+            tree.missed = tree.missed.saturating_sub(1);
+        }
+    }
+
     /// `peer` seems not to know how we stand in a tree.
     pub fn owe(&mut self, peer: NodeId, root: NodeId, now: Duration) {
         if self.trees.contains_key(&root) && self.links.contains_key(&peer) {
@@ -292,14 +386,15 @@ impl Trees {
     /// We leave: our tree ends with us.
     pub fn resign(&mut self, now: Duration) {
         if let Some(tree) = self.trees.remove(&self.me) {
-            self.retract(self.me, tree.round.wrapping_add(1), now);
+            let round = tree.round.wrapping_add(1);
+            self.retract(self.me, round, self.seal.sign(round, true), now);
         }
     }
 
     /// Time has passed. Returns beacons to be sent.
     pub fn on_tick(&mut self, now: Duration) -> Vec<(NodeId, Vec<Beacon>)> {
         let roots: Vec<NodeId> = self.trees.keys().copied().collect();
-        let is_surplus = self.is_surplus();
+        let is_surplus = self.is_surplus(now);
         for root in roots {
             let Some(tree) = self.trees.get_mut(&root) else { continue };
             if let Some(at) = tree.own_round_at.filter(|at| *at <= now) {
@@ -309,6 +404,7 @@ impl Trees {
                 }
                 tree.own_round_at = Some(at.max(now) + self.settings.round);
                 tree.round = tree.round.wrapping_add(1);
+                tree.proofs = vec![(tree.round, self.seal.sign(tree.round, false))];
                 tree.fresh_at = now;
                 self.mark(root, now);
             } else if tree.own_round_at.is_none() && tree.fresh_at + self.settings.round * ROUNDS_LOST <= now
@@ -344,27 +440,52 @@ impl Trees {
             || tree.parent.is_some() && now < tree.fresh_at + self.settings.round * ROUNDS_LOST / 2
     }
 
-    /// Whether ours is one root too many, which happens when several began at once. The largest name goes.
-    fn is_surplus(&self) -> bool {
-        self.trees.len() > self.settings.roots && self.trees.keys().next_back() == Some(&self.me)
+    /// A tree that has lived for a while, and lives.
+    fn is_settled(&self, tree: &Tree, now: Duration) -> bool {
+        let is_new = now < tree.since + self.settings.round * ROUNDS_SETTLED;
+        !is_new && !tree.is_failing() && self.is_live(tree, now)
     }
 
-    /// Makes room for a root that was not known. Beyond the number of trees, the smallest names stay: all nodes come
-    /// to the same choice.
-    fn admit(&mut self, root: NodeId, round: u32, now: Duration) -> bool {
-        if self.retracted.get(&root).is_some_and(|last| round <= *last) {
+    /// A tree that may make room for another.
+    fn is_weak(&self, tree: &Tree, now: Duration) -> bool {
+        !self.is_settled(tree, now) || self.displaced_at + self.settings.round * ROUNDS_DISPLACED <= now
+    }
+
+    /// Whether ours is one root too many, which happens when several began at once. The largest name goes.
+    fn is_surplus(&self, now: Duration) -> bool {
+        let good = || self.trees.iter().filter(|(_, tree)| !tree.is_failing());
+        let last = good().filter(|(_, tree)| self.is_weak(tree, now)).map(|(root, _)| *root).next_back();
+        good().count() > self.settings.roots && last == Some(self.me)
+    }
+
+    /// Which tree would make room for this root, if all places are taken: one that fails, or else the largest name
+    /// among the weak, so that all nodes come to the same choice.
+    fn crowded_out(&self, root: NodeId, now: Duration) -> Option<NodeId> {
+        let others = || self.trees.iter().rev().filter(|(last, _)| **last != self.me);
+        let useless = others().find(|(_, tree)| tree.is_failing());
+        let largest = || others().find(|(last, tree)| root < **last && self.is_weak(tree, now));
+        useless.or_else(largest).map(|(last, _)| *last)
+    }
+
+    /// Whether a root that was not known would be taken.
+    fn is_wanted(&self, root: NodeId, round: u32, now: Duration) -> bool {
+        if self.retracted.get(&root).is_some_and(|(last, _)| round <= *last) {
             return false;
         }
         // One more than there may be, so that a root learns that it is too many.
+        self.trees.len() <= self.settings.roots || self.crowded_out(root, now).is_some()
+    }
+
+    fn admit(&mut self, root: NodeId, round: u32, now: Duration) {
         if self.trees.len() > self.settings.roots {
-            let last = self.trees.keys().rev().find(|last| **last != self.me).copied();
-            match last {
-                Some(last) if root < last => self.trees.remove(&last),
-                _ => return false,
-            };
+            let gone = self.crowded_out(root, now).and_then(|gone| self.trees.remove(&gone));
+            if gone.is_some_and(|gone| self.is_settled(&gone, now)) {
+                self.displaced_at = now;
+            }
         }
         let tree = Tree {
             round: round.wrapping_sub(1),
+            proofs: Vec::new(),
             distance: DISTANCE_MAX,
             feasible: DISTANCE_MAX,
             parent: None,
@@ -374,28 +495,51 @@ impl Trees {
             used_at: now,
             held_until: None,
             own_round_at: None,
+            missed: 0,
         };
         self.trees.insert(root, tree);
-        true
     }
 
-    fn on_retracted(&mut self, from: NodeId, root: NodeId, round: u32, now: Duration) {
-        let Some(tree) = self.trees.get_mut(&root) else { return };
+    /// Checks the proof of a beacon, if its sender may have one more checked.
+    fn check(&mut self, from: NodeId, beacon: &Beacon, now: Duration) -> Believed {
+        let Some(link) = self.links.get_mut(&from) else { return Believed::Yes };
+        if link.checks_since + self.settings.round <= now {
+            (link.checks, link.checks_since) = (0, now);
+        }
+        link.checks += 1;
+        if link.checks > CHECKS_PER_TREE * (self.settings.roots as u32 + 1) {
+            return Believed::TooMany;
+        }
+        let Beacon { root, round, distance, proof, .. } = beacon;
+        if self.seal.holds(root, *round, *distance == RETRACTED, proof) {
+            Believed::Yes
+        } else {
+            Believed::Forged
+        }
+    }
+
+    fn on_retracted(&mut self, from: NodeId, beacon: Beacon, now: Duration) -> Believed {
+        let Beacon { root, round, proof, .. } = beacon;
+        let Some(tree) = self.trees.get(&root) else { return Believed::Yes };
         // Only the root ends its tree, and its word comes down the tree.
         if root == self.me || tree.parent != Some(from) || round <= tree.round {
-            return;
+            return Believed::Yes;
         }
-        // A parent that ends it for long does not speak for the root, which resigns in its next round.
+        // It resigns in its next round, and never for long.
         if round - tree.round > RETRACTED_AHEAD {
-            return;
+            return Believed::Yes;
         }
-        self.trees.remove(&root);
-        self.retract(root, round, now);
+        let believed = self.check(from, &beacon, now);
+        if believed == Believed::Yes {
+            self.trees.remove(&root);
+            self.retract(root, round, proof, now);
+        }
+        believed
     }
 
-    fn retract(&mut self, root: NodeId, round: u32, now: Duration) {
+    fn retract(&mut self, root: NodeId, round: u32, proof: Proof, now: Duration) {
         self.dirty.remove(&root);
-        self.retracted.insert(root, round);
+        self.retracted.insert(root, (round, proof));
         while self.retracted.len() > self.settings.roots * 4 {
             self.retracted.pop_first();
         }
@@ -408,7 +552,7 @@ impl Trees {
     }
 
     fn cost(&self, peer: &NodeId) -> u32 {
-        self.links.get(peer).copied().flatten().unwrap_or(UNMEASURED)
+        self.links.get(peer).and_then(|link| link.cost).unwrap_or(UNMEASURED)
     }
 
     /// Chooses the parent in a tree after something changed.
@@ -465,6 +609,7 @@ impl Trees {
             tree.fresh_at = now;
         }
         tree.round = round;
+        tree.proofs.retain(|(of, _)| *of >= round);
         tree.held_until = None;
         tree.parent = Some(chosen);
         if !is_told {
@@ -482,11 +627,13 @@ impl Trees {
             let trees = self.trees.iter().filter(|(root, _)| is_owed(root)).filter_map(|(root, tree)| {
                 let is_parent = tree.parent == Some(*peer);
                 let is_known = is_parent || tree.parent.is_some() || tree.own_round_at.is_some();
-                let Tree { round, distance, .. } = *tree;
-                is_known.then_some(Beacon { root: *root, round, distance, is_parent })
+                let Tree { round, distance, ref proofs, .. } = *tree;
+                let proof = proofs.iter().find(|(of, _)| *of == round).map(|(_, proof)| *proof)?;
+                is_known.then_some(Beacon { root: *root, round, distance, is_parent, proof })
             });
-            let gone = self.retracted.iter().filter(|(root, _)| dirty.contains(root)).map(|(root, round)| {
-                Beacon { root: *root, round: *round, distance: RETRACTED, is_parent: false }
+            let gone = self.retracted.iter().filter(|(root, _)| dirty.contains(root)).map(|(root, gone)| {
+                let (round, proof) = *gone;
+                Beacon { root: *root, round, distance: RETRACTED, is_parent: false, proof }
             });
             let beacons: Vec<Beacon> = trees.chain(gone).collect();
             if !beacons.is_empty() {
@@ -494,6 +641,17 @@ impl Trees {
             }
         }
         out
+    }
+}
+
+impl Tree {
+    /// Whether messages do not come over it.
+    fn is_failing(&self) -> bool {
+        self.own_round_at.is_none() && self.missed >= FAILING_AT
+    }
+
+    fn is_proven(&self, round: u32) -> bool {
+        self.proofs.iter().any(|(of, _)| *of == round)
     }
 }
 
@@ -521,7 +679,7 @@ mod tests {
     }
 
     fn beacon(round: u32, distance_ms: u32) -> Beacon {
-        Beacon { root: ROOT, round, distance: distance_ms * 1000, is_parent: false }
+        Beacon { root: ROOT, round, distance: distance_ms * 1000, is_parent: false, proof: Proof::NONE }
     }
 
     #[test]
@@ -579,12 +737,10 @@ mod tests {
     fn roots_are_bounded_and_only_the_smallest_stay() {
         let mut trees = trees(&[(1, 10)]);
         for number in 10..60 {
-            let beacon = Beacon { root: node(number), round: 1, distance: 1000, is_parent: false };
-            trees.on_beacon(node(1), beacon, ms(0));
+            trees.on_beacon(node(1), Beacon { root: node(number), ..beacon(1, 1) }, ms(0));
         }
         for number in 2..5 {
-            let beacon = Beacon { root: node(number), round: 1, distance: 1000, is_parent: false };
-            trees.on_beacon(node(1), beacon, ms(0));
+            trees.on_beacon(node(1), Beacon { root: node(number), ..beacon(1, 1) }, ms(0));
         }
         let roots: Vec<NodeId> = trees.iter().map(|(root, ..)| root).collect();
         assert_eq!(roots.len(), TreeSettings::default().roots + 1);
@@ -622,7 +778,7 @@ mod tests {
     fn nobody_counts_ahead_of_the_root_or_ends_its_tree_for_long() {
         let mut own = trees(&[(1, 10)]);
         own.on_publish(ms(0));
-        let ahead = Beacon { root: node(0), round: 5000, distance: 1, is_parent: false };
+        let ahead = Beacon { root: node(0), ..beacon(5000, 1) };
         own.on_beacon(node(1), ahead, ms(10));
         let told = own.on_tick(ms(10));
         assert_eq!(told[0].1[0].round, 5001);
@@ -635,6 +791,97 @@ mod tests {
         assert_eq!(trees.iter().count(), 0);
         trees.on_beacon(node(1), beacon(9, 10), ms(3000));
         assert_eq!(trees.iter().count(), 1, "the root lives, and its next round says so");
+    }
+
+    /// Whoever has small names cannot take the place of trees that live, but one in a while; new trees still come to the
+    /// same choice everywhere.
+    #[test]
+    fn trees_that_live_make_no_room_for_smaller_names() {
+        let mut trees = trees(&[(1, 10)]);
+        let roots = TreeSettings::default().roots as u8;
+        let honest: Vec<NodeId> = (100..=100 + roots).map(node).collect();
+        for round in 1..=13 {
+            let now = ms(u64::from(round) * 3000);
+            for root in &honest {
+                trees.on_beacon(node(1), Beacon { root: *root, ..beacon(round, 1) }, now);
+            }
+            if round > 2 {
+                for made_up in 10..60 {
+                    trees.on_beacon(node(1), Beacon { root: node(made_up), ..beacon(round, 0) }, now);
+                }
+            }
+            let left = trees.iter().filter(|(root, ..)| honest.contains(root)).count();
+            let made_up = usize::from(round >= 10);
+            assert_eq!(left, honest.len() - made_up, "round {round}");
+        }
+    }
+
+    /// On a tree that its root made up, or whose links drop everything, messages have to be asked for: nobody publishes on
+    /// it, whoever publishes becomes a root, and it makes room.
+    #[test]
+    fn a_tree_on_which_messages_do_not_arrive_is_given_up() {
+        let mut trees = trees(&[(1, 10)]);
+        let all: Vec<NodeId> = (100..109).map(node).collect();
+        for round in 1..=3 {
+            for root in &all {
+                trees.on_beacon(
+                    node(1),
+                    Beacon { root: *root, ..beacon(round, 1) },
+                    ms(u64::from(round) * 3000),
+                );
+            }
+        }
+        let now = ms(9500);
+        trees.on_publish(now);
+        assert_eq!(trees.choose(now), Some(node(100)), "no room for ours");
+        for root in &all[..8] {
+            (0..FAILING_AT).for_each(|_| trees.on_late(root));
+        }
+        assert_eq!(trees.choose(now), Some(node(108)), "one still works");
+        trees.on_publish(now);
+        assert_eq!(trees.choose(now + ms(2000)), Some(node(0)), "ours is nearest once it has settled");
+        trees.on_beacon(node(1), Beacon { root: node(200), ..beacon(1, 1) }, now);
+        assert!(trees.parent(&node(200)).is_some(), "and others find room");
+        (0..FAILING_AT * 2).for_each(|_| trees.on_pushed(&node(100)));
+        assert_eq!(trees.choose(now), Some(node(100)), "it is forgiven when it works again");
+    }
+
+    #[test]
+    fn rounds_that_their_root_did_not_sign_are_refused_and_checked_once() {
+        use ron_core::net::Identity;
+
+        use crate::logic::message::TopicId;
+
+        let identity = Identity::from_seed(&[3; 32]);
+        let (root, topic) = (identity.node_id(), TopicId::of("news"));
+        let seal = Seal::Signed { identity, topic };
+        let mut trees = trees(&[(1, 10), (2, 10)]);
+        trees.set_seal(Seal::Signed { identity: Identity::from_seed(&[4; 32]), topic });
+        let say = |round, proof| Beacon { root, proof, ..beacon(round, 1) };
+        let good = say(5, seal.sign(5, false));
+        assert_eq!(trees.on_beacon(node(1), beacon(5, 1), ms(0)), Believed::Forged, "a root that nobody is");
+        assert_eq!(trees.on_beacon(node(1), say(6, good.proof), ms(0)), Believed::Forged);
+        assert_eq!(trees.iter().count(), 0);
+        assert_eq!(trees.on_beacon(node(1), good, ms(0)), Believed::Yes);
+        assert_eq!(trees.on_beacon(node(2), say(6, good.proof), ms(1)), Believed::Forged);
+        let end = Beacon { distance: RETRACTED, ..say(6, good.proof) };
+        assert_eq!(trees.on_beacon(node(1), end, ms(1)), Believed::Forged, "only the root ends its tree");
+        assert_eq!(trees.iter().count(), 1);
+        // The proof of a round is not looked at again, and travels on.
+        assert_eq!(trees.on_beacon(node(2), say(5, Proof::NONE), ms(2)), Believed::Yes);
+        let told = trees.on_tick(ms(10));
+        assert!(told.iter().all(|(_, beacons)| beacons[0].proof == good.proof), "{told:?}");
+        let end = Beacon { distance: RETRACTED, ..say(6, seal.sign(6, true)) };
+        let parent = trees.parent(&root).expect("it has one");
+        assert_eq!(trees.on_beacon(parent, end, ms(11)), Believed::Yes);
+        assert_eq!(trees.iter().count(), 0);
+        // Whoever has proofs checked without end is stopped.
+        let spam =
+            (100..1000).map(|round| trees.on_beacon(node(2), say(round, seal.sign(round, false)), ms(20)));
+        assert!(spam.filter(|believed| *believed == Believed::TooMany).count() < 900);
+        let forged = (0..100).map(|round| trees.on_beacon(node(1), beacon(round, 1), ms(20)));
+        let checked = forged.filter(|believed| *believed == Believed::Forged).count();
+        assert!(checked <= CHECKS_PER_TREE as usize * 9, "{checked} proofs were checked");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::{
     message::{Author, Message, MessageId, SEQ_MAX, TopicId},
     parts::Part,
     publishers::Summary,
+    seal::Proof,
     trees::Beacon,
     view::{ADDRS_MAX, CONTACTS_MAX, Contact, ViewMessage, WALK_MAX},
 };
@@ -166,6 +167,7 @@ pub fn encode_into(bytes: Vec<u8>, topic: &TopicId, word: &Word) -> Vec<u8> {
 pub fn room_for(word: &Word) -> usize {
     match word {
         Word::Push(pushed) => pushed.message.payload().len() + 256,
+        Word::Beacons(beacons) => beacons.len() * 120 + 48,
         Word::Have(haves) => haves.iter().map(|(_, ids)| 40 + ids.len() * ID_BYTES).sum::<usize>() + 48,
         _ => 128,
     }
@@ -246,8 +248,9 @@ fn write(
         Word::Beacons(beacons) => {
             head(cbor, 2)?;
             cbor.u64(1)?.array(beacons.len() as u64)?;
-            for Beacon { root, round, distance, is_parent } in beacons {
-                cbor.array(4)?.bytes(root.as_bytes())?.u32(*round)?.u32(*distance)?.bool(*is_parent)?;
+            for Beacon { round, distance, is_parent, proof, .. } in beacons {
+                cbor.array(5)?.bytes(proof.key.as_bytes())?.u32(*round)?.u32(*distance)?.bool(*is_parent)?;
+                cbor.bytes(proof.signature.as_bytes())?;
             }
             number::BEACONS
         }
@@ -373,9 +376,12 @@ impl Read {
             }
             (BEACONS, 1) => {
                 let beacons = read_list(cbor, ("beacons", BEACONS_MAX), |cbor| {
-                    tuple(cbor, 4)?;
-                    let (root, round) = (read_node(cbor)?, cbor.u32()?);
-                    Ok::<_, WireError>(Beacon { root, round, distance: cbor.u32()?, is_parent: cbor.bool()? })
+                    tuple(cbor, 5)?;
+                    let key = PublicKey::from_bytes(read_array(cbor, "key")?);
+                    let (round, distance, is_parent) = (cbor.u32()?, cbor.u32()?, cbor.bool()?);
+                    let signature = Signature::from_bytes(read_array(cbor, "signature")?);
+                    let proof = Proof { key, signature };
+                    Ok::<_, WireError>(Beacon { root: key.node_id(), round, distance, is_parent, proof })
                 })?;
                 self.word = Some(Word::Beacons(beacons));
             }
@@ -590,7 +596,10 @@ mod tests {
     use proptest::prelude::*;
     use ron_core::net::Identity;
 
-    use super::{super::publishers::Serial, *};
+    use super::{
+        super::{publishers::Serial, seal::Seal},
+        *,
+    };
 
     fn node(number: u8) -> NodeId {
         NodeId::from_bytes([number; 32])
@@ -617,7 +626,13 @@ mod tests {
             Word::View(ViewMessage::Part { is_leaving: true, instead: vec![contact(1), contact(2)] }),
             Word::View(ViewMessage::Shuffle { origin: contact(1), steps: 2, sample: vec![contact(3)] }),
             Word::View(ViewMessage::Shuffled { sample: vec![] }),
-            Word::Beacons(vec![Beacon { root: node(1), round: 7, distance: u32::MAX, is_parent: true }]),
+            Word::Beacons(vec![Beacon {
+                root: identity.node_id(),
+                round: 7,
+                distance: u32::MAX,
+                is_parent: true,
+                proof: Seal::Signed { identity: identity.clone(), topic }.sign(7, true),
+            }]),
             push(Message::unsigned(&topic, serial, payload.clone())),
             push(Message::signed(&topic, &identity, 5, 2, payload)),
             Word::Have(vec![(node(1), vec![id, id]), (node(2), vec![id])]),

@@ -85,12 +85,13 @@ async fn bad_lines_and_broken_sessions_lose_nothing() {
 async fn what_cannot_be_repaired_is_told_as_a_gap() {
     let world = World::new(3);
     // Nothing is kept for others, so nobody can fetch what it missed.
-    let store = StoreSettings { bytes: 1, ..StoreSettings::default() };
+    let store = StoreSettings { messages_for: Duration::ZERO, ..StoreSettings::default() };
     let settings =
         Settings { gossip: GossipSettings { store, ..GossipSettings::default() }, ..Settings::default() };
     let mut members = world.swarm(2, &settings).await;
     members[0].publish("first").await;
     assert_eq!(members[1].hear(SECOND).await, ["first"]);
+    let mut strict = members[1].topic.subscribe(soon()).await.unwrap();
     world.net.partition(&[ip(1)], &[ip(2)]);
     tokio::time::sleep(20 * SECOND).await;
     for lost in 0..3_u8 {
@@ -110,6 +111,9 @@ async fn what_cannot_be_repaired_is_told_as_a_gap() {
     }
     assert_eq!(told, ["b\"last\"", "2..=4"]);
     assert_eq!(members[1].node.count("gap_messages_total"), 3);
+    assert_eq!(strict.next().await.unwrap().unwrap().payload(), "last");
+    let publisher = members[0].node.id();
+    assert_eq!(strict.next().await.unwrap_err(), OverlayError::Lost { publisher, count: 3 });
     stop(members.into_iter().map(|member| member.node)).await;
 }
 

@@ -14,10 +14,13 @@ use ron_core::{
     net::rpc::{Method, Peers, PeersSettings, Protocol, Session},
 };
 use ron_overlay::{
-    ALPN, Contact, Message, PartsSettings, PeerSettings, Serial, Settings, TopicId, Verdict,
+    ALPN, Contact, Message, MessageId, PartsSettings, PeerSettings, ScoreSettings, Serial, Settings, TopicId,
+    Verdict,
     logic::{
         gossip::{Pushed, Word},
         parts::Part,
+        seal::{Proof, Seal},
+        trees::Beacon,
         view::ViewMessage,
         wire::{encode, encode_part, number},
     },
@@ -195,6 +198,7 @@ async fn a_validator_that_hangs_or_panics_loses_only_its_message() {
     assert_eq!(node.count("io_timeouts_total{op=\"validate\"}"), 1);
     assert_eq!(node.count("tasks_panicked_total{kind=\"checker\"}"), 1);
     assert_eq!(topic.status(soon()).await.unwrap().counts.unchecked_shed, 2);
+    assert_eq!(node.count("let_go_total{reason=\"unchecked\"}"), 2);
     liar.host.shutdown().await;
     stop([node]).await;
 }
@@ -280,6 +284,88 @@ async fn words_that_are_none_and_pieces_that_do_not_fit_are_refused_by_name() {
     stop([one.node]).await;
 }
 
+/// Roots that nobody is, with the smallest names there are: whoever tells of them is banned, and the trees stay those of
+/// nodes that publish.
+#[tokio::test(start_paused = true)]
+async fn made_up_roots_are_refused() {
+    let world = World::new(9);
+    let mut members = world.swarm(5, &Settings::default()).await;
+    let liar = Liar::new(&world, 200, &members[0].node.overlay.contact()).await;
+    let topic = members[0].topic.id();
+    liar.say(&topic, &Word::View(ViewMessage::Ask { me: liar.contact(), is_urgent: true })).await;
+    tokio::time::sleep(SECOND).await;
+    assert!(members[0].node.overlay.peers().iter().any(|peer| peer.id == liar.id && peer.topics == 1));
+    for number in 0..4 {
+        let somebody = identity(210 + number).public_key();
+        let proof = Proof { key: somebody, signature: Proof::NONE.signature };
+        let beacon = Beacon { root: somebody.node_id(), round: 7, distance: 0, is_parent: false, proof };
+        liar.say(&topic, &Word::Beacons(vec![beacon; 9])).await;
+    }
+    tokio::time::sleep(SECOND).await;
+    let one = &members[0].node;
+    assert_eq!(one.count("frame_reject_total{reason=\"beacon\"}"), 4, "of each word one is looked at");
+    assert_eq!((one.count("offences_total{kind=\"invalid\"}"), one.count("bans_total")), (4, 1));
+    assert_eq!(members[0].topic.status(soon()).await.unwrap().trees, 0);
+    members[1].publish("hello").await;
+    assert_eq!(members[0].hear(SECOND).await, ["hello"]);
+    assert_eq!(members[0].topic.status(soon()).await.unwrap().trees, 1);
+    liar.host.shutdown().await;
+    stop(members.into_iter().map(|member| member.node)).await;
+}
+
+/// Keys are free, so whoever wants all trees can have true keys with small names, be there first, and pass nothing on.
+/// Messages arrive all the same, and soon over trees of those who publish.
+#[tokio::test(start_paused = true)]
+async fn roots_that_pass_nothing_on_lose_their_trees() {
+    let world = World::new(10);
+    let mut members = world.swarm(6, &Settings::default()).await;
+    let topic = members[0].topic.id();
+    let seals: Vec<_> = (210..219).map(|number| Seal::Signed { identity: identity(number), topic }).collect();
+    // It is a neighbour of everybody, and next to every root.
+    let mut liars = Vec::new();
+    for (number, member) in (200..206).zip(&members) {
+        let liar = Liar::new(&world, number, &member.node.overlay.contact()).await;
+        liar.say(&topic, &Word::View(ViewMessage::Ask { me: liar.contact(), is_urgent: true })).await;
+        liars.push(liar);
+    }
+    tokio::time::sleep(SECOND).await;
+    let mut slow = Vec::new();
+    for round in 0..12_u32 {
+        let beacons: Vec<Beacon> = seals
+            .iter()
+            .map(|seal| {
+                let proof = seal.sign(round + 1, false);
+                let root = proof.key.node_id();
+                Beacon { root, round: round + 1, distance: 0, is_parent: false, proof }
+            })
+            .collect();
+        for liar in &liars {
+            liar.say(&topic, &Word::Beacons(beacons.clone())).await;
+            liar.say(&topic, &Word::Ping(round)).await;
+        }
+        tokio::time::sleep(ms(1000)).await;
+        for number in 0..10_u8 {
+            let before = ron_core::now();
+            members[0].publish(vec![number]).await;
+            for member in &mut members[1..] {
+                member.heard.next().await.unwrap().unwrap();
+            }
+            slow.push(ron_core::now() - before);
+            tokio::time::sleep(ms(150)).await;
+        }
+    }
+    let worst = |of: &[std::time::Duration]| of.iter().max().copied().unwrap();
+    println!("slowest while they had the trees {:?}, then {:?}", worst(&slow[..60]), worst(&slow[60..]));
+    assert!(worst(&slow[60..]) < ms(60), "{:?}", &slow[60..]);
+    assert_eq!(members[1].node.count("gap_messages_total"), 0);
+    for liar in liars {
+        liar.host.shutdown().await;
+    }
+    for member in members {
+        member.node.host.shutdown().await;
+    }
+}
+
 /// A peer that takes everything, claims to be next to every root and passes nothing on.
 #[tokio::test(start_paused = true)]
 async fn honest_nodes_hear_everything_among_peers_that_pass_nothing_on() {
@@ -307,4 +393,110 @@ async fn honest_nodes_hear_everything_among_peers_that_pass_nothing_on() {
         liar.host.shutdown().await;
     }
     stop(members.into_iter().map(|member| member.node)).await;
+}
+
+/// A new session is no new second: what a peer may send and be is its own, and not its session's.
+#[tokio::test(start_paused = true)]
+async fn who_reconnects_finds_its_rate_and_its_topics_as_they_were() {
+    let world = World::new(11);
+    let peer = PeerSettings { max_rps: 100, topics_max: 2, ..PeerSettings::default() };
+    // Nobody is banned here, however much it says.
+    let score = ScoreSettings { ban_at: 1e9, ..ScoreSettings::default() };
+    let node = world.node(1, Settings { peer, score, ..Settings::default() }).await;
+    let mut topics = Vec::new();
+    for number in 0..4 {
+        topics.push(node.overlay.topic(format!("topic {number}")).unsigned().join([], soon()).await.unwrap());
+    }
+    let before = ron_core::now();
+    for _ in 0..4 {
+        let liar = Liar::new(&world, 200, &node.overlay.contact()).await;
+        for _ in 0..90 {
+            liar.say(&topics[0].id(), &Word::Ping(1)).await;
+        }
+        tokio::time::sleep(ms(30)).await;
+        liar.host.shutdown().await;
+    }
+    let (refused, time) = (node.count("frame_reject_total{reason=\"rate\"}"), ron_core::now() - before);
+    let taken = 4 * 90 - refused as usize;
+    assert!(taken <= 100 + (time.as_secs_f64() * 100.0) as usize + 1, "{taken} taken in {time:?}");
+    assert!(refused > 0);
+
+    tokio::time::sleep(400 * SECOND).await;
+    let liar = Liar::new(&world, 200, &node.overlay.contact()).await;
+    for topic in &topics[..2] {
+        liar.say(&topic.id(), &Word::View(ViewMessage::Join { me: liar.contact() })).await;
+    }
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(node.count("neighbours"), 2);
+    liar.host.shutdown().await;
+    let liar = Liar::new(&world, 200, &node.overlay.contact()).await;
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(node.overlay.peers()[0].topics, node.count("neighbours") as usize);
+    for topic in &topics {
+        liar.say(&topic.id(), &Word::View(ViewMessage::Join { me: liar.contact() })).await;
+    }
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(node.overlay.peers()[0].topics, 2, "and no more");
+    liar.host.shutdown().await;
+    stop([node]).await;
+}
+
+/// What is checked when the node stops is let go and counted, and nothing has to be cut off: a validator that hangs would
+/// hold up one message after the other, each for its time.
+#[tokio::test(start_paused = true)]
+async fn a_stop_waits_for_no_validator() {
+    struct Hanging;
+    impl ron_overlay::Validator for Hanging {
+        fn check(&self, _: Message) -> ron_core::net::BoxFuture<'_, Verdict> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let world = World::new(12);
+    let settings = Settings { checks_lane: 8, check_timeout: 100 * SECOND, ..Settings::default() };
+    let node = world.node(1, settings).await;
+    let topic = node.overlay.topic("test").unsigned().validator(Hanging).join([], soon()).await.unwrap();
+    let liar = Liar::new(&world, 200, &node.overlay.contact()).await;
+    for seq in 1..=12 {
+        let serial = Serial { publisher: liar.id, since: 5, seq };
+        liar.say(&topic.id(), &push(Message::unsigned(&topic.id(), serial, "hello".into()))).await;
+        tokio::time::sleep(ms(20)).await;
+    }
+    // Two are looked at, eight wait, and for two there was no room.
+    assert_eq!(node.count("busy_rejections_total{endpoint=\"checks\"}"), 2);
+    assert_eq!(node.count("queue_depth{queue=\"checks\"}"), 8);
+    liar.host.shutdown().await;
+    let before = ron_core::now();
+    let stopped = node.overlay.shutdown().await;
+    assert_eq!((stopped.aborted, ron_core::now() - before < SECOND), (0, true), "{stopped:?}");
+    assert_eq!(node.count("let_go_total{reason=\"stop\"}"), 10);
+    stop([node]).await;
+}
+
+/// Whoever announces what it does not have takes its own share of what is looked for, and pays for not sending it.
+#[tokio::test(start_paused = true)]
+async fn announcements_of_nothing_are_bounded_counted_and_held_against_their_sender() {
+    let world = World::new(13);
+    let one = Member::join(world.node(1, Settings::default()).await, [], false).await;
+    let liar = Liar::new(&world, 200, &one.node.overlay.contact()).await;
+    let topic = one.topic.id();
+    liar.say(&topic, &Word::View(ViewMessage::Ask { me: liar.contact(), is_urgent: true })).await;
+    tokio::time::sleep(ms(100)).await;
+    for word in 0..3_u8 {
+        let ids = (0..=255).map(|number| {
+            let mut id = [word; 16];
+            id[0] = number;
+            MessageId::from_bytes(id)
+        });
+        liar.say(&topic, &Word::Have(vec![(liar.id, ids.collect())])).await;
+    }
+    tokio::time::sleep(2 * SECOND).await;
+    // An eighth of 4096 is one neighbour's share.
+    assert_eq!(one.node.count("let_go_total{reason=\"announced\"}"), 3 * 256 - 512);
+    assert!(one.node.count("offences_total{kind=\"late\"}") >= 1);
+    let far = Message::unsigned(&topic, Serial { publisher: liar.id, since: 5, seq: 1 }, "far".into());
+    liar.say(&topic, &Word::Push(Pushed { tree: liar.id, hops: 99, is_repair: false, message: far })).await;
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(one.node.count("let_go_total{reason=\"stale\"}"), 1);
+    liar.host.shutdown().await;
+    stop([one.node]).await;
 }

@@ -180,6 +180,7 @@ async fn burst_budget_bounds_what_one_peer_may_ask_for() {
     assert!(heard >= 20, "{heard} of 40");
     let counts = members[0].topic.status(soon()).await.unwrap().counts;
     assert!(counts.over_budget > 0, "{counts:?}");
+    assert_eq!(members[0].node.count("let_go_total{reason=\"over_budget\"}"), counts.over_budget);
     stop(members.into_iter().map(|member| member.node)).await;
 }
 
@@ -208,6 +209,24 @@ async fn a_source_is_asked_while_there_are_few_neighbours() {
     one.topic.joined(soon()).await.unwrap();
     two.topic.joined(soon()).await.unwrap();
     stop([one.node, two.node]).await;
+}
+
+/// A source that does not answer is counted, and nothing waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_hangs_is_counted() {
+    #[derive(Debug)]
+    struct Hanging;
+    impl PeerSource for Hanging {
+        fn find(&self, _: TopicId, _: usize) -> BoxFuture<'_, Vec<Contact>> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let world = World::new(8);
+    let node = world.node_with(1, Overlay::builder().source(Hanging)).await;
+    let one = Member::join(node, [], false).await;
+    tokio::time::sleep(20 * SECOND).await;
+    assert!(one.node.count("io_timeouts_total{op=\"peer_source\"}") >= 1);
+    stop([one.node]).await;
 }
 
 /// A slow reader of events learns how many it missed.

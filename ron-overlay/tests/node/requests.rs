@@ -118,3 +118,31 @@ async fn over_tls_too() {
     assert!(one.overlay.peers()[0].group.is_post_quantum());
     stop([one, two]).await;
 }
+
+/// Nobody knows whether the other end has done what it was asked.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_session_ends_says_so() {
+    let world = World::new(5);
+    let (one, two) = (world.node(1, Settings::default()).await, world.node(2, Settings::default()).await);
+    two.overlay.handle(1, |_| Handling::Pending(Box::pin(std::future::pending()))).unwrap();
+    let contact = two.overlay.contact();
+    let killed = async {
+        tokio::time::sleep(SECOND).await;
+        two.host.abort();
+    };
+    let (asked, ()) = tokio::join!(one.overlay.request(contact, 1, "", soon()), killed);
+    assert_eq!(asked.unwrap_err(), OverlayError::Closed);
+    stop([one]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_has_one_overlay() {
+    let world = World::new(6);
+    let host = ron_core::Supervisor::new("test");
+    let endpoint = world.endpoint(1, &host);
+    let first = ron_overlay::Overlay::builder().start(&endpoint, &host).await.unwrap();
+    let second = ron_overlay::Overlay::builder().start(&endpoint, &host).await.unwrap_err();
+    assert!(matches!(second, OverlayError::Net(_)), "{second:?}");
+    first.shutdown().await;
+    host.shutdown().await;
+}

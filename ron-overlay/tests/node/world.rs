@@ -188,6 +188,8 @@ pub(crate) async fn stop(nodes: impl IntoIterator<Item = Node>) {
     for node in nodes {
         let stopped = node.overlay.shutdown().await;
         assert_eq!(stopped.aborted, 0, "{stopped:?}");
+        // Two engines, two checkers and the janitor at least ended because they were told to.
+        assert!(node.sum("tasks_canceled_total") >= 5, "{stopped:?}");
         node.host.shutdown().await;
         assert_eq!(node.host.running(), 0);
     }

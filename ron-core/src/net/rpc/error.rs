@@ -80,7 +80,7 @@ crate::refusals!(RpcError {
         Code::Failed | Code::Unavailable => ErrorKind::Peer,
         _ => ErrorKind::Caller,
     },
-});
+} retry { RpcError::Unreachable { retry_after, .. } => *retry_after });
 
 /// Why a callee does not answer as asked. It travels to the caller, who gets it as an [`RpcError`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -86,7 +86,8 @@ impl Gossip {
             let Some(link) = self.links.get_mut(&from) else { return };
             let share = self.settings.missing_max / MISSING_SHARES;
             if link.wanted >= share.max(1) || self.missing.len() >= self.settings.missing_max {
-                return;
+                self.counts.unfollowed += 1;
+                continue;
             }
             link.wanted += 1;
             let due = now + self.lag.wait(self.settings.want_after);
@@ -144,6 +145,9 @@ impl Gossip {
                 return;
             }
             let (tree, hops, message) = (kept.tree, kept.hops.saturating_add(1), kept.message);
+            if message.serial().publisher == self.me {
+                self.trees.on_late(&tree);
+            }
             self.send(from, Word::Push(Pushed { tree, hops, is_repair: false, message }));
         }
     }
@@ -152,6 +156,12 @@ impl Gossip {
     pub(super) fn learn_from_arrival(&mut self, from: NodeId, pushed: &Pushed, now: Duration) -> Vec<NodeId> {
         let id = pushed.message.id();
         let parent = self.trees.parent(&pushed.tree);
+        let is_asked = self.missing.get(&id).is_some_and(|missing| missing.asked == Some(from));
+        if is_asked || pushed.is_repair {
+            self.trees.on_late(&pushed.tree);
+        } else {
+            self.trees.on_pushed(&pushed.tree);
+        }
         let Some(missing) = self.forget_missing(&id) else {
             if parent == Some(from) {
                 self.trees.on_delivered(&pushed.tree, &from);

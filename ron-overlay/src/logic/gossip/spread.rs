@@ -23,6 +23,7 @@ impl Gossip {
         (self.seq, self.since) = (message.serial().seq, message.serial().since);
         self.trees.on_publish(now);
         let tree = self.trees.choose(now).unwrap_or(self.me);
+        self.trees.on_pushed(&tree);
         let pushed = Pushed { tree, hops: 0, is_repair: false, message };
         self.accept(self.me, pushed, &[], now);
     }
@@ -123,9 +124,11 @@ impl Gossip {
                 copies += 1;
                 let message = message.clone();
                 self.send(*peer, Word::Push(Pushed { tree, hops: hops + 1, is_repair, message }));
-            } else if let Some(link) =
-                self.links.get_mut(peer).filter(|link| link.announce.len() < ANNOUNCE_MAX)
-            {
+            } else if let Some(link) = self.links.get_mut(peer) {
+                if link.announce.len() >= ANNOUNCE_MAX {
+                    self.counts.unannounced += 1;
+                    continue;
+                }
                 link.announce.push((tree, id));
                 self.announce_at.get_or_insert(now + self.settings.announce_after);
             }

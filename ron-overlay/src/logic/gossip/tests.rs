@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{super::message::TopicId, *};
+use super::{
+    super::{message::TopicId, store::OVERHEAD},
+    *,
+};
 
 fn id(number: u8) -> NodeId {
     NodeId::from_bytes([number; 32])
@@ -75,7 +78,7 @@ fn a_flood_of_duplicates_is_one_delivery_and_one_check() {
     }
     assert_eq!((checks, delivered), (1, 1));
     assert_eq!(gossip.counts().duplicates, 99_999);
-    assert_eq!(gossip.store.bytes(), 5 + 256);
+    assert_eq!(gossip.store.bytes(), 5 + OVERHEAD);
 }
 
 #[test]
@@ -260,4 +263,19 @@ fn a_true_copy_that_came_while_a_forged_one_was_checked_is_asked_for() {
     let outputs = outputs(&mut gossip);
     assert_eq!(sent(&outputs, 2, |word| *word == Word::Want(vec![name])), 1, "{outputs:?}");
     assert_eq!(sent(&outputs, 1, |word| matches!(word, Word::Want(_))), 0);
+}
+
+#[test]
+fn what_is_not_announced_or_not_followed_is_counted() {
+    let settings = GossipSettings { relay_fanout: 0, missing_max: 8, ..GossipSettings::default() };
+    let mut gossip = node(settings);
+    for seq in 1..=4100 {
+        let serial = gossip.next_serial(1000);
+        assert_eq!(serial.seq, seq);
+        gossip.publish(Message::unsigned(&TopicId::of("test"), serial, Bytes::from_static(b"hello")), ms(1));
+    }
+    assert_eq!(gossip.counts().unannounced, 3 * 4);
+    let ids = (0..5).map(|number| MessageId::from_bytes([number; 16])).collect();
+    gossip.on_word(id(1), Word::Have(vec![(id(1), ids)]), ms(2));
+    assert_eq!(gossip.counts().unfollowed, 4, "an eighth of eight is one");
 }
