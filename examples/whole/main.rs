@@ -6,6 +6,7 @@
 //! A checker for each subsystem watches what its nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a
 //! short run, twice, compared.
 
+mod kept;
 mod news;
 mod provided;
 
@@ -26,7 +27,8 @@ use ron_dht::Dht;
 use ron_overlay::Overlay;
 
 use crate::{
-    news::{News, Tally},
+    kept::Kept,
+    news::News,
     provided::Provided,
 };
 
@@ -51,7 +53,8 @@ struct Report {
     found: usize,
     missed: usize,
     missed_after_peace: usize,
-    news: Tally,
+    news: news::Tally,
+    kept: kept::Tally,
 }
 
 /// What watches over the promises of each subsystem.
@@ -59,6 +62,7 @@ struct Report {
 struct Checkers {
     provided: Provided,
     news: News,
+    kept: Kept,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -85,7 +89,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
     let found = report.missed_after_peace == 0 && report.found > 0;
     let heard = report.news.heard > 0 && (report.news.twice, report.news.silent) == (0, 0);
-    let held = found && heard;
+    let held = found && heard && report.kept.is_kept();
     println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -100,7 +104,7 @@ fn run(scenario: Scenario) -> Report {
             let (checkers, is_client) = (checkers.clone(), number >= nodes);
             sim.add(ip(number), move |node| live(node, number, is_client, checkers.clone()));
         }
-        let Checkers { provided, news } = &checkers;
+        let Checkers { provided, news, kept } = &checkers;
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
         for minute in 0..minutes {
@@ -128,13 +132,25 @@ fn run(scenario: Scenario) -> Report {
         let (hit, missed_after_peace) = provided.look(sim, nodes, usize::from(nodes) * 4).await;
         news.publish(sim, nodes, usize::from(nodes)).await;
         sim.run_for(Duration::from_secs(30)).await;
+        let news_tally = news.tally();
+        // At last everybody loses power at once, and has everything all the same.
+        for number in 0..nodes {
+            provided.forget(number);
+            news.forget(number);
+            sim.crash(ip(number)).await;
+        }
+        for number in 0..nodes {
+            sim.restart(ip(number));
+        }
+        sim.run_for(Duration::from_secs(5)).await;
         Report {
             trace: sim.net().trace().to_string(),
             provided: provided.count(),
             found: found + hit,
             missed,
             missed_after_peace,
-            news: news.tally(),
+            news: news_tally,
+            kept: kept.tally(),
         }
     })
 }
@@ -166,5 +182,11 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());
     let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
-    tokio::join!(checkers.provided.live(number, is_client, dht), checkers.news.live(number, overlay, seeds));
+    let Checkers { provided, news, kept } = checkers;
+    let keeping = async {
+        if !is_client {
+            kept.live(number, node.clone()).await;
+        }
+    };
+    tokio::join!(provided.live(number, is_client, dht), news.live(number, overlay, seeds), keeping);
 }

@@ -447,6 +447,17 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     }
 }
 
+/// What to do about it, if there is something that the error does not say.
+pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Refused { status: 401 | 403, .. }) => Some(
+            "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
+             --data-dir",
+        ),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

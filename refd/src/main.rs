@@ -88,6 +88,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("refd: {}", with_causes(&*error));
+            if let Some(hint) = client::hint(&*error) {
+                eprintln!("refd: {hint}");
+            }
             ExitCode::from(client::exit_code(&*error))
         }
     }

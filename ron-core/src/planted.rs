@@ -29,34 +29,60 @@ mod switches {
 
     use super::Bug;
 
-    static PLANTED: AtomicU32 = AtomicU32::new(0);
+    static PLANTED: Switches = Switches::new();
 
-    /// Keeps a bug planted until dropped. The switch is global: tests that plant run in a process of their own.
+    /// Which bugs of one crate are planted, by their numbers below 32. They are global: tests that plant take turns, or run
+    /// in a process of their own.
     #[derive(Debug)]
-    pub struct Planted(Bug);
+    pub struct Switches(AtomicU32);
+
+    impl Switches {
+        /// Nothing is planted.
+        #[must_use]
+        #[allow(clippy::new_without_default, reason = "made for statics, which have no use for a default")]
+        pub const fn new() -> Self {
+            Switches(AtomicU32::new(0))
+        }
+
+        /// Plants the bug with this number until the guard is dropped.
+        #[must_use]
+        pub fn plant(&'static self, bug: u32) -> Planted {
+            self.0.fetch_or(1 << bug, Ordering::SeqCst);
+            Planted(self, bug)
+        }
+
+        /// Whether the bug with this number is planted.
+        #[must_use]
+        pub fn is_planted(&self, bug: u32) -> bool {
+            self.0.load(Ordering::Relaxed) & (1 << bug) != 0
+        }
+    }
+
+    /// Keeps a bug planted until dropped.
+    #[derive(Debug)]
+    pub struct Planted(&'static Switches, u32);
+
+    impl Drop for Planted {
+        fn drop(&mut self) {
+            self.0.0.fetch_and(!(1 << self.1), Ordering::SeqCst);
+        }
+    }
 
     /// Plants `bug` until the guard is dropped.
     #[must_use]
     pub fn plant(bug: Bug) -> Planted {
-        PLANTED.fetch_or(1 << bug as u32, Ordering::SeqCst);
-        Planted(bug)
-    }
-
-    impl Drop for Planted {
-        fn drop(&mut self) {
-            PLANTED.fetch_and(!(1 << self.0 as u32), Ordering::SeqCst);
-        }
+        PLANTED.plant(bug as u32)
     }
 
     pub(crate) fn is_planted(bug: Bug) -> bool {
-        PLANTED.load(Ordering::Relaxed) & (1 << bug as u32) != 0
+        PLANTED.is_planted(bug as u32)
     }
 }
 
 #[cfg(feature = "planted-bugs")]
 pub(crate) use switches::is_planted;
 #[cfg(feature = "planted-bugs")]
-pub use switches::{Planted, plant};
+pub use switches::{Planted, Switches, plant};
 
 #[cfg(not(feature = "planted-bugs"))]
 pub(crate) const fn is_planted(_: Bug) -> bool {

@@ -1,7 +1,7 @@
 //! Figures of a store on a real directory, beside the raw limits of the same disk.
 //!
 //! `measure DIR [puts] [large] [huge] [many] [threshold]`: small durable puts and gets, a gibibyte and ten of them in and out, a
-//! million objects, and objects around the length at which they become files.
+//! million objects, and objects around the length at which they become files. `measure DIR open` opens the store that is there.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a tool for those who measure")]
 
@@ -33,10 +33,15 @@ async fn open(dir: &Path, settings: Settings) -> (Store, Supervisor) {
     (Store::builder().data(disk, "store").settings(settings).start(&host).await.unwrap(), host)
 }
 
-fn rss() -> u64 {
+/// Kibibytes of memory.
+fn memory(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0)
+}
+
+fn rss() -> u64 {
+    memory("VmRSS")
 }
 
 fn quantile(times: &mut [Duration], share: f64) -> Duration {
@@ -236,10 +241,11 @@ async fn huge(dir: &Path) {
     let mut reader = store.get(stored.id, .., soon()).await.unwrap();
     while reader.next().await.unwrap().is_some() {}
     println!(
-        "10 GiB: put {:.0} MiB/s, get {:.0} MiB/s; rss {held} MiB more after the put, {} after the get",
+        "10 GiB: put {:.0} MiB/s, get {:.0} MiB/s; rss {held} MiB more after the put, {} after the get, {} at most",
         10_240.0 / put.as_secs_f64(),
         10_240.0 / began.elapsed().as_secs_f64(),
         rss().saturating_sub(before) >> 10,
+        memory("VmHWM").saturating_sub(before) >> 10,
     );
     drop(reader);
     host.shutdown().await;
@@ -262,32 +268,40 @@ async fn many(dir: &Path) {
     };
     let (took, _) = load(&host, count, 64, put).await;
     println!(
-        "{count} objects of 256 B, buffered: {:.0}/s; rss {} MiB more",
+        "{count} objects of 256 B, buffered: {:.0}/s; {} B of memory for each",
         count as f64 / took.as_secs_f64(),
-        (rss() - before) >> 10
+        ((rss() - before) << 10) / count,
     );
     drop(store);
     let began = now();
     host.shutdown().await;
     println!("clean stop: {:?}", began.elapsed());
-    for index in [true, false] {
-        if !index {
+    for has_index in [true, false] {
+        if !has_index {
             std::fs::remove_file(dir.join("store/index")).unwrap();
         }
-        let (before, began) = (rss(), now());
-        let (store, host) = open(dir, Settings::default()).await;
-        let took = began.elapsed();
-        let usage = store.usage();
-        println!(
-            "open, index {index}: {took:?}, {} objects, {:.0} MiB of journal, {:.0} objects/s; rss {} MiB more",
-            usage.objects,
-            usage.disk_bytes as f64 / (1 << 20) as f64,
-            usage.objects as f64 / took.as_secs_f64(),
-            rss().saturating_sub(before) >> 10,
-        );
-        drop(store);
-        host.shutdown().await;
+        // In a process of its own, in which nothing was used and freed before.
+        let program = std::env::current_exe().unwrap();
+        assert!(std::process::Command::new(program).arg(dir).arg("open").status().unwrap().success());
     }
+}
+
+/// Opens what is there.
+async fn reopen(dir: &Path) {
+    let (before, began) = (rss(), now());
+    let (store, host) = open(dir, Settings::default()).await;
+    let (took, usage) = (began.elapsed(), store.usage());
+    let memory = rss().saturating_sub(before) << 10;
+    println!(
+        "open {}: {took:?}, {} objects, {:.0} objects/s, {:.0} MiB of journal; {} B of memory for each",
+        store.opened().rebuilt.as_ref().map_or("with its index", |_| "without its index"),
+        usage.objects,
+        usage.objects as f64 / took.as_secs_f64(),
+        usage.disk_bytes as f64 / (1 << 20) as f64,
+        memory / usage.objects.max(1),
+    );
+    drop(store);
+    host.shutdown().await;
 }
 
 async fn threshold(dir: &Path) {
@@ -329,6 +343,10 @@ async fn main() {
     let mut arguments = std::env::args().skip(1);
     let root: PathBuf = arguments.next().expect("a directory").into();
     for part in arguments {
+        if part == "open" {
+            reopen(&root).await;
+            continue;
+        }
         let dir = root.join(&part);
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();

@@ -1,5 +1,11 @@
 //! Rules that tests break on purpose, to show that they would notice.
 
+#[cfg(feature = "planted-bugs")]
+use ron_core::planted::{Planted, Switches};
+
+#[cfg(feature = "planted-bugs")]
+static PLANTED: Switches = Switches::new();
+
 /// One rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -8,44 +14,29 @@ pub enum Bug {
     NoSync,
     /// A large object is acknowledged before the names of its files are.
     NoDirSync,
+    /// The index gets its name before the data that it knows of is synced. What was put while it was written is such.
+    IndexBeforeData,
+    /// An object that was put without waiting for the disk is acknowledged as durable when it is put again, because the index
+    /// knows it.
+    TrustedIndex,
     /// A record is compacted away before its copy is durable.
     RemoveBeforeCopy,
+    /// Breaks no rule: the index is written half a second after its record, so that others get to put something in between,
+    /// as they do where a disk takes its time.
+    SlowIndex,
+}
+
+/// Plants `bug` until the guard is dropped. It is global: tests that plant take turns.
+#[cfg(feature = "planted-bugs")]
+#[must_use]
+pub fn plant(bug: Bug) -> Planted {
+    PLANTED.plant(bug as u32)
 }
 
 #[cfg(feature = "planted-bugs")]
-mod switches {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::Bug;
-
-    static PLANTED: AtomicU32 = AtomicU32::new(0);
-
-    /// Keeps a bug planted until dropped. The switch is global: tests that plant take turns.
-    #[derive(Debug)]
-    pub struct Planted(Bug);
-
-    /// Plants `bug` until the guard is dropped.
-    #[must_use]
-    pub fn plant(bug: Bug) -> Planted {
-        PLANTED.fetch_or(1 << bug as u32, Ordering::SeqCst);
-        Planted(bug)
-    }
-
-    impl Drop for Planted {
-        fn drop(&mut self) {
-            PLANTED.fetch_and(!(1 << self.0 as u32), Ordering::SeqCst);
-        }
-    }
-
-    pub(crate) fn is_planted(bug: Bug) -> bool {
-        PLANTED.load(Ordering::Relaxed) & (1 << bug as u32) != 0
-    }
+pub(crate) fn is_planted(bug: Bug) -> bool {
+    PLANTED.is_planted(bug as u32)
 }
-
-#[cfg(feature = "planted-bugs")]
-pub(crate) use switches::is_planted;
-#[cfg(feature = "planted-bugs")]
-pub use switches::{Planted, plant};
 
 #[cfg(not(feature = "planted-bugs"))]
 pub(crate) const fn is_planted(_: Bug) -> bool {

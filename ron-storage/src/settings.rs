@@ -148,6 +148,12 @@ impl Settings {
                 "1024 or more",
             ),
             (
+                "clients_remembered",
+                self.clients_remembered as u64,
+                (1..=1 << 24).contains(&self.clients_remembered),
+                "1..=16777216",
+            ),
+            (
                 "stream_bytes_max",
                 self.stream_bytes_max,
                 self.stream_bytes_max >= chunk,

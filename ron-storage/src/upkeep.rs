@@ -174,6 +174,9 @@ impl Upkeep {
         // Whoever wrote something that the table does not know yet holds a name since before. Whoever begins later writes
         // behind the anchor.
         let floor = objects.holds.floor().map_or(anchor, |floor| floor.min(anchor));
+        if is_planted(Bug::SlowIndex) {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
         let next_file = objects.large.next_file();
         let header = index::Header { store: objects.store, nonce, anchor, floor, next_file };
         let written = {
@@ -183,7 +186,9 @@ impl Upkeep {
         let entries = objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
         // The table knows what was written meanwhile, some of it perhaps not synced; the index must not know more than
         // the disk.
-        objects.journal.sync(soon()).await.map_err(of_journal)?;
+        if !is_planted(Bug::IndexBeforeData) {
+            objects.journal.sync(soon()).await.map_err(of_journal)?;
+        }
         let publish = {
             let objects = Arc::clone(objects);
             move || index::publish(&*objects.disk, &objects.dir)

@@ -107,7 +107,12 @@ fn exit_codes_say_why() {
     let elsewhere = dir.path().join("elsewhere");
     let denied = refd(&daemon, &elsewhere, &["put", file]).output().unwrap();
     assert_eq!(code(&denied), 4);
-    assert!(String::from_utf8_lossy(&denied.stderr).contains("credentials are needed"));
+    let told = String::from_utf8_lossy(&denied.stderr);
+    assert!(told.contains("credentials are needed") && told.contains("--token-file"), "{told}");
+    // Which is then enough.
+    let token = data.join("token");
+    let named = ["put", file, "--token-file", token.to_str().unwrap()];
+    assert_eq!(code(&refd(&daemon, &elsewhere, &named).output().unwrap()), 0);
     for arguments in [["get", "b3:nonsense"], ["put", "--nonsense"]] {
         assert_eq!(code(&refd(&daemon, &data, &arguments).output().unwrap()), 2, "{arguments:?}");
     }

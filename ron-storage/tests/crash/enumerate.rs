@@ -104,6 +104,9 @@ enum Step {
     Delete(u64),
     Pin(u64),
     Unpin(u64),
+    /// So many, ten numbers apart, a fifth of a second apart and without waiting for the disk, so that some come while the
+    /// keeper writes the index.
+    Trickle(u64, u64),
     /// Collects what is not pinned and not below this number.
     Collect(u64),
     Compact,
@@ -125,6 +128,8 @@ const SCRIPT: &[Step] = &[
     Step::Put(26),
     Step::Put(36),
     Step::PutBuffered(14),
+    Step::PutBuffered(17),
+    Step::Put(17),
     Step::Put(0),
     Step::Delete(16),
     Step::Delete(26),
@@ -134,6 +139,7 @@ const SCRIPT: &[Step] = &[
     Step::Delete(46),
     Step::Put(66),
     Step::Compact,
+    Step::Trickle(102, 8),
     Step::Unpin(4),
     Step::Put(19),
     Step::Put(7),
@@ -174,6 +180,12 @@ async fn act(store: &Store, step: &Step, told: &mut Told) -> Result<(), StorageE
         told.get(&number).copied().unwrap_or(Owed { there: Some(false), pinned: Some(false) })
     };
     match *step {
+        Step::Trickle(first, count) => {
+            for number in (first..).step_by(10).take(usize::try_from(count).unwrap()) {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                Box::pin(act(store, &Step::PutBuffered(number), told)).await?;
+            }
+        }
         Step::Put(number) | Step::PutBuffered(number) | Step::PutPinned(number) => {
             let durability = match step {
                 Step::PutBuffered(_) => Durability::Buffered,
@@ -341,6 +353,7 @@ impl Effort {
 
 /// The whole enumeration. The error is the first violation, with what is needed to see it again.
 fn enumerate(effort: Effort) -> Result<Stats, String> {
+    let _slow = plant(Bug::SlowIndex);
     let mut stats = Stats::default();
     for point in 1.. {
         let disk = SimDisk::new();
@@ -364,6 +377,27 @@ fn enumerate(effort: Effort) -> Result<Stats, String> {
     Ok(stats)
 }
 
+/// What may be there instead of the newest index: none, an older one, and what a crash may leave of it, which is a part of it
+/// or all of it with a hole.
+fn indexes(newest: Option<&[u8]>, older: Option<&[u8]>) -> Vec<(String, Option<Vec<u8>>)> {
+    let mut indexes: Vec<_> =
+        older.map(|older| ("an older one".to_owned(), Some(older.to_vec()))).into_iter().collect();
+    let Some(newest) = newest else { return indexes };
+    indexes.push(("missing".to_owned(), None));
+    // In the middle of the header, behind it, inside an entry, inside the sum, and all of it but the last byte.
+    let len = newest.len();
+    for end in [0, 40, 96, 96 + 50, len / 2, len.saturating_sub(20), len - 1] {
+        let end = end.min(len - 1);
+        indexes.push((format!("cut at {end} of {len}"), Some(newest[..end].to_vec())));
+    }
+    for at in (0..len).step_by(512) {
+        let mut holed = newest.to_vec();
+        holed[at..len.min(at + 512)].fill(0);
+        indexes.push((format!("a hole at {at} of {len}"), Some(holed)));
+    }
+    indexes
+}
+
 /// Recovers with every kind of index there may be, and crashes the recovery at some of its own calls.
 fn crash_recovery(
     disk: &SimDisk,
@@ -379,23 +413,18 @@ fn crash_recovery(
     };
     let stands = recover(&disk.fork(), None, stats)?;
     let newest = disk.bytes(INDEX);
-    let indexes = [
-        ("no", None),
-        ("a torn", newest.as_ref().map(|bytes| &bytes[..bytes.len() / 2])),
-        ("an older", older),
-    ];
-    for (turn, (kind, index)) in indexes.into_iter().enumerate() {
-        if !effort.is_whole && (point + stats.recoveries) % 3 != turn as u64 {
+    let indexes = indexes(newest.as_deref(), older);
+    for (turn, (kind, index)) in indexes.iter().enumerate() {
+        if !effort.is_whole && (point + stats.recoveries) as usize % indexes.len() != turn {
             continue;
         }
         let disk = disk.fork();
         match index {
             Some(bytes) => disk.put(INDEX, bytes),
-            None if kind == "no" && newest.is_some() => disk.remove(Path::new(INDEX)).unwrap(),
-            None => continue,
+            None => disk.remove(Path::new(INDEX)).unwrap(),
         }
         recover(&disk, Some(&stands), stats)
-            .map_err(|complaint| format!("with {kind} index: {complaint}"))?;
+            .map_err(|complaint| format!("with an index that is {kind}: {complaint}"))?;
     }
     let (every, stride) = effort.again;
     if point % every != 0 {
@@ -484,7 +513,7 @@ fn acknowledged_objects_survive_a_failure_of_every_call() {
 fn the_enumeration_notices_what_is_planted() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let effort = Effort { is_whole: false, scrambles: 1, again: (u64::MAX, 1) };
-    for bug in [Bug::NoSync, Bug::NoDirSync, Bug::RemoveBeforeCopy] {
+    for bug in [Bug::NoSync, Bug::NoDirSync, Bug::IndexBeforeData, Bug::TrustedIndex, Bug::RemoveBeforeCopy] {
         let _planted = plant(bug);
         let complaint = enumerate(effort).expect_err(&format!("{bug:?} was not noticed"));
         println!("{bug:?}: {complaint}");

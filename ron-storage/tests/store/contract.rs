@@ -96,6 +96,29 @@ async fn a_deadline_is_kept() {
     host.shutdown().await;
 }
 
+/// A disk that takes too long to write ends that put, by the clock of its settings, and nobody else's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_disk_ends_a_write_in_time() {
+    let (mut registry, host) = (Registry::default(), Supervisor::new("host"));
+    let metrics = ron_core::Metrics::register("ron_storage", &mut registry);
+    let disk = Hooked::default();
+    let settings = Settings { write_timeout: Duration::from_millis(50), ..narrow() };
+    let builder = Store::builder().data(Arc::new(disk.clone()), "store").settings(settings).metrics(metrics);
+    let store = builder.start(&host).await.unwrap();
+    let id = store.put_bytes(content(900, 1), soon()).await.unwrap().id;
+    disk.hooks.hold_writes(true);
+    let began = now();
+    let large = store.put(Pieces::cut(&content(200_000, 2), 70_000), soon()).await;
+    assert_eq!(large, Err(StorageError::Timeout { op: "put" }));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let text = counters(&registry);
+    assert!(text.contains("io_timeouts_total{op=\"put\"} 1"), "{text}");
+    assert_eq!(store.get_bytes(id, 900, soon()).await.unwrap(), content(900, 1));
+    disk.hooks.hold_writes(false);
+    store.put(Pieces::cut(&content(200_000, 2), 70_000), soon()).await.unwrap();
+    assert_eq!(host.shutdown().await.aborted, 0);
+}
+
 #[tokio::test]
 async fn a_stopped_handle_says_canceled() {
     let host = Supervisor::new("host");

@@ -14,8 +14,8 @@ use ron_core::disk::{Access, Disk, DiskError, DiskLock, Entry, File, MemoryDisk,
 /// What a disk is told to do.
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
-    /// Reads of files wait while this is set.
-    waits: Mutex<bool>,
+    /// Reads of files wait while the first is set, writes while the second is.
+    waits: Mutex<(bool, bool)>,
     goes_on: Condvar,
     /// So many reads panic.
     panics: AtomicU64,
@@ -24,8 +24,18 @@ pub(crate) struct Hooks {
 
 impl Hooks {
     pub(crate) fn hold(&self, holds: bool) {
-        *self.waits.lock().unwrap() = holds;
+        self.waits.lock().unwrap().0 = holds;
         self.goes_on.notify_all();
+    }
+
+    pub(crate) fn hold_writes(&self, holds: bool) {
+        self.waits.lock().unwrap().1 = holds;
+        self.goes_on.notify_all();
+    }
+
+    fn on_write(&self) {
+        let waits = self.waits.lock().unwrap();
+        drop(self.goes_on.wait_while(waits, |waits| waits.1).unwrap());
     }
 
     pub(crate) fn panic_once(&self) {
@@ -34,11 +44,8 @@ impl Hooks {
 
     fn on_read(&self) {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        let mut waits = self.waits.lock().unwrap();
-        while *waits {
-            waits = self.goes_on.wait(waits).unwrap();
-        }
-        drop(waits);
+        let waits = self.waits.lock().unwrap();
+        drop(self.goes_on.wait_while(waits, |waits| waits.0).unwrap());
         let panics = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         assert!(panics.is_err(), "told to panic");
     }
@@ -111,6 +118,7 @@ impl RawFile for HookedFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.hooks.on_write();
         self.file.write_at(offset, bytes).map_err(other)
     }
 

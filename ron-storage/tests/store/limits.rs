@@ -97,6 +97,87 @@ async fn a_full_disk_keeps_reads_alive_and_recovers() {
     host.shutdown().await;
 }
 
+/// The disk is full in the middle of a write: no word of warning, some bytes get there and the rest does not.
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fills_up_in_the_middle_of_a_write_loses_only_that_write() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, small()).await;
+    let kept = store.put_bytes(content(900, 1), soon()).await.unwrap().id;
+    let before = disk_used(&disk);
+    let (sender, source) = pipe();
+    let filling = async {
+        // Some of the object is written already.
+        sender.send(content(150_000, 2));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let written = disk_used(&disk);
+        assert!(written > before + 65_536, "{written}");
+        disk.capacity(Some(written + 40_000));
+        sender.send(content(150_000, 3));
+        drop(sender);
+    };
+    let settings = Settings { chunk_bytes: 65_536, ..small() };
+    store.reload(settings).unwrap();
+    let (put, ()) = tokio::join!(store.put(source, soon()), filling);
+    assert_eq!(put, Err(StorageError::Full));
+    // The next record does not fit either, and whoever reads does not notice.
+    disk.capacity(Some(0));
+    assert_eq!(store.put_bytes(content(900, 4), soon()).await, Err(StorageError::Full));
+    assert_eq!(store.get_bytes(kept, 900, soon()).await.unwrap(), content(900, 1));
+    disk.capacity(None);
+    // Nothing is left of what was given up, and everything works as before.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(large_files(&disk), 0);
+    for (size, number) in [(900, 4), (150_000, 3)] {
+        let stored = store.put_bytes(content(size, number), soon()).await.unwrap();
+        assert_eq!(store.get_bytes(stored.id, 1 << 20, soon()).await.unwrap(), content(size, number));
+    }
+    host.shutdown().await;
+    // And after a restart too.
+    let host = self::host();
+    let store = sim(&host, &disk, small()).await;
+    assert_eq!((store.usage().objects, store.opened().damaged, large_files(&disk)), (3, 0, 2));
+    host.shutdown().await;
+}
+
+/// The same on a real file system, which has to be small.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "mount -t tmpfs -o size=16m none DIR, and say RON_SMALL_DISK=DIR"]
+async fn a_real_disk_that_is_full_keeps_reads_alive_and_recovers() {
+    let dir = std::path::PathBuf::from(std::env::var_os("RON_SMALL_DISK").expect("a small file system"));
+    let host = Supervisor::new("host");
+    std::fs::write(dir.join("ballast"), vec![7; 4 << 20]).unwrap();
+    let disk = Arc::new(ron_core::disk::RealDisk::open(&dir).unwrap());
+    // Without a reserve, so that it is the disk that says no.
+    let settings = Settings { reserve_bytes: 0, segment_bytes: 1 << 20, ..Settings::default() };
+    let store = Store::builder().data(disk, "store").settings(settings).start(&host).await.unwrap();
+    let mut kept = Vec::new();
+    for size in [100_000, 700_000] {
+        let refused = loop {
+            let number = kept.len() as u64;
+            match store.put(Pieces::cut(&content(size, number), 90_000), soon()).await {
+                Ok(stored) => kept.push((stored.id, size, number)),
+                Err(error) => break error,
+            }
+            assert!(kept.len() < 1000, "the disk is not small");
+        };
+        assert_eq!(refused, StorageError::Full);
+    }
+    for (id, size, number) in &kept {
+        assert_eq!(store.get_bytes(*id, 1 << 20, soon()).await.unwrap(), content(*size, *number));
+    }
+    assert!(kept.iter().any(|(_, size, _)| *size == 100_000), "{} objects", kept.len());
+    // Somebody else frees some.
+    std::fs::remove_file(dir.join("ballast")).unwrap();
+    store.put_bytes(content(700_000, 5000), soon()).await.unwrap();
+    store.put_bytes(content(100_000, 5001), soon()).await.unwrap();
+    host.shutdown().await;
+}
+
+fn large_files(disk: &SimDisk) -> usize {
+    use ron_core::disk::Disk as _;
+    disk.list(std::path::Path::new("store/large")).unwrap().len()
+}
+
 fn disk_used(disk: &SimDisk) -> u64 {
     use ron_core::disk::Disk as _;
     ["store", "store/log", "store/large"]
@@ -211,7 +292,7 @@ async fn clients_share_fairly() {
 async fn settings_that_make_no_sense_are_refused_by_name() {
     let host = host();
     let base = Settings::default;
-    let bad: [(&str, Settings); 12] = [
+    let bad: [(&str, Settings); 16] = [
         ("get_lane", Settings { get_lane: 0, ..base() }),
         ("put_lane", Settings { put_lane: 0, ..base() }),
         ("get_streams", Settings { get_streams: 0, ..base() }),
@@ -223,6 +304,10 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
         ("garbage_max", Settings { garbage_max: 0.0, ..base() }),
         ("drain", Settings { drain: Duration::from_secs(6), ..base() }),
         ("idle_timeout", Settings { idle_timeout: Duration::ZERO, ..base() }),
+        ("read_timeout", Settings { read_timeout: Duration::ZERO, ..base() }),
+        ("write_timeout", Settings { write_timeout: Duration::ZERO, ..base() }),
+        ("stream_bytes_max", Settings { stream_bytes_max: 65_536, ..base() }),
+        ("clients_remembered", Settings { clients_remembered: 0, ..base() }),
         ("upkeep_bytes_per_second", Settings { upkeep_bytes_per_second: 0, ..base() }),
     ];
     for (name, settings) in bad {

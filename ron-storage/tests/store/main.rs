@@ -6,6 +6,7 @@ mod basics;
 mod contract;
 mod formats;
 mod hooked;
+mod knobs;
 mod limits;
 mod upkeep;
 mod world;

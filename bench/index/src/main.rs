@@ -1,0 +1,122 @@
+//! The index of a store beside the engines that it could have been built on, in the way a store would use each.
+//!
+//! `cargo run --release -- DIR` measures all of them, each in a process of its own, so that memory can be told apart.
+//! A store learns of new objects 64 at a time, when a commit of its journal is through; what it then notes need not be
+//! synced, because the journal can tell it again. `synced` rows do it all the same.
+
+mod engines;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use engines::{Engine, Fjall, Ours, Redb};
+
+/// Objects, how many a commit has, and how many are looked up afterwards.
+const OBJECTS: u64 = 1_000_000;
+const COMMIT: u64 = 64;
+const READS: u64 = 1_000_000;
+
+const ROWS: [(&str, bool); 5] =
+    [("ours", false), ("fjall", false), ("fjall", true), ("redb", false), ("redb", true)];
+
+/// The name and the entry of an object.
+fn object(number: u64) -> ([u8; 32], [u8; 16]) {
+    let mut entry = [0; 16];
+    entry[..8].copy_from_slice(&(number * 288).to_be_bytes());
+    entry[8..].copy_from_slice(&256_u64.to_be_bytes());
+    (*blake3::hash(&number.to_be_bytes()).as_bytes(), entry)
+}
+
+fn status(field: &str) -> u64 {
+    let (file, unit) = if field == "write_bytes" { ("io", 1) } else { ("status", 1024) };
+    let text = std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
+    unit * line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+fn rate(count: u64, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
+
+fn open(name: &str, dir: &Path) -> Box<dyn Engine> {
+    match name {
+        "ours" => Box::new(Ours::open(dir)),
+        "fjall" => Box::new(Fjall::open(dir)),
+        _ => Box::new(Redb::open(dir)),
+    }
+}
+
+/// Reads at random, and says how many of a million that is per second.
+fn read(engine: &dyn Engine, count: u64) -> f64 {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let began = Instant::now();
+    for _ in 0..count {
+        let (id, entry) = object(rng.u64(..OBJECTS));
+        assert_eq!(engine.get(&id), Some(entry), "an object is where it was put");
+    }
+    rate(count, began.elapsed())
+}
+
+/// Fills an index and stops it.
+fn fill(name: &str, synced: bool, dir: &Path) {
+    let before = status("VmRSS");
+    let mut engine = open(name, dir);
+    let (mut slowest, began) = (Duration::ZERO, Instant::now());
+    for first in (0..OBJECTS).step_by(COMMIT as usize) {
+        let objects: Vec<_> = (first..OBJECTS.min(first + COMMIT)).map(object).collect();
+        let began = Instant::now();
+        engine.insert(&objects, synced);
+        slowest = slowest.max(began.elapsed());
+    }
+    let inserted = rate(OBJECTS, began.elapsed());
+    let read = read(&*engine, READS);
+    let held = status("VmRSS").saturating_sub(before) / OBJECTS;
+    let began = Instant::now();
+    engine.close();
+    let label = if synced { format!("{name}, synced") } else { name.to_owned() };
+    print!(
+        "| {label} | {inserted:.0}/s | {slowest:.1?} | {read:.0}/s | {held} B | {} MiB | {:.0?} |",
+        status("write_bytes") >> 20,
+        began.elapsed(),
+    );
+}
+
+/// Opens what was filled, as after a clean stop.
+fn reopen(name: &str, dir: &Path) {
+    let (before, began) = (status("VmRSS"), Instant::now());
+    let engine = open(name, dir);
+    let (id, entry) = object(7);
+    assert_eq!(engine.get(&id), Some(entry), "an object is where it was put");
+    let opened = began.elapsed();
+    read(&*engine, READS);
+    let held = status("VmRSS").saturating_sub(before) / OBJECTS;
+    println!(" {opened:.0?} | {held} B |");
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let dir = PathBuf::from(arguments.first().expect("a directory"));
+    if let [_, part, name, synced] = &arguments[..] {
+        match &**part {
+            "fill" => fill(name, synced == "true", &dir),
+            _ => reopen(name, &dir),
+        }
+        return;
+    }
+    println!("| index | inserts | slowest commit | random reads | memory | written | stop | open | memory then |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let program = std::env::current_exe().expect("this program has a path");
+    for (name, synced) in ROWS {
+        let dir = dir.join(format!("index-{name}-{synced}"));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("the directory can be made");
+        for part in ["fill", "open"] {
+            let child = Command::new(&program).arg(&dir).args([part, name, &synced.to_string()]).status();
+            assert!(child.is_ok_and(|status| status.success()), "{name} {part} failed");
+        }
+        std::fs::remove_dir_all(&dir).expect("the directory can be removed");
+    }
+}
