@@ -28,6 +28,10 @@
 //! open for those, and only for those, until the last request is done or the drain deadline cuts it: `/readyz` says
 //! 503 from the first moment, `/healthz` 200 to the last.
 //!
+//! An answer without an end, such as a stream of events, would hold the drain up: the [`Stop`](crate::Stop) in the
+//! request's extensions tells its handler when to end it. A connection that is to go on as something else after an answer
+//! of 101 has its new owner in the [`Upgrade`] of the answer.
+//!
 //! # Guarding a route
 //!
 //! ```
@@ -55,6 +59,7 @@ mod pace;
 mod problem;
 mod seats;
 mod server;
+mod upgrade;
 mod wire;
 
 use std::{error::Error, fmt};
@@ -72,6 +77,7 @@ pub use self::{
     ops::{VersionInfo, ops_router},
     problem::Problem,
     server::{Builder, HttpError, Server, Settings, Wrap},
+    upgrade::{Upgrade, Upgraded},
     wire::Stream,
 };
 use crate::Inventory;

@@ -315,7 +315,8 @@ impl Committer {
         batch.entries.iter().for_each(|entry| frontier.push(TreeHash::of_leaf(entry.encoded())));
         let origin = self.state.origin().to_owned();
         let checkpoint = Checkpoint { origin, size: frontier.size(), root: frontier.root() };
-        let note = checkpoint.sign(&self.shared.signer).expect("the origin was checked at the start");
+        let signer = self.shared.signer.as_ref().expect("only a log that is signed here has a committer");
+        let note = checkpoint.sign(signer).expect("the origin was checked at the start");
         let entries: Vec<Bytes> = batch.entries.iter().map(|entry| entry.encoded().clone()).collect();
         let block = Block { entries, checkpoint: note.to_string().into() };
         let (store, after) = (Arc::clone(&self.shared.store), self.durable.head().version);

@@ -36,6 +36,15 @@ pub enum RegistryError {
         /// What was being done.
         op: &'static str,
     },
+    /// Not able to answer this yet. Retry later.
+    #[error("not ready: {gate}")]
+    NotReady {
+        /// What is not.
+        gate: &'static str,
+    },
+    /// This node follows a log that another one commits to. Propose there.
+    #[error("this log is only followed here")]
+    ReadOnly,
     /// The head is not the one that the proposal must follow. Look at this one, and propose again.
     #[error("the head is {head}")]
     ChainMismatch {
@@ -89,8 +98,9 @@ pub enum RegistryError {
 }
 
 ron_core::refusals!(RegistryError {
-    RegistryError::StorageBusy { .. } => ErrorKind::NotReady,
+    RegistryError::StorageBusy { .. } | RegistryError::NotReady { .. } => ErrorKind::NotReady,
     RegistryError::ChainMismatch { .. }
+    | RegistryError::ReadOnly
     | RegistryError::Refused(_)
     | RegistryError::Form(_)
     | RegistryError::BadApproval(_)

@@ -4,19 +4,20 @@ use std::{
     collections::VecDeque,
     fmt,
     num::NonZeroUsize,
-    sync::{Arc, atomic::AtomicU64},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, ContentId, Deadline, Event, Feed, Lane, LaneSpec, Metrics, PriorityInbox, Ratio, ReadyGate,
-    ReadyStatus, Restart, Stopped, Subscriber, Supervisor, TaskSpec,
+    Affects, ContentId, Deadline, Event, Feed, Lane, LaneSpec, Metrics, PriorityInbox, Ratio, Ready,
+    ReadyGate, ReadyStatus, Restart, Stopped, Subscriber, Supervisor, TaskSpec,
 };
 
 use crate::{
     RegistryError, Settings,
     actor::{Command, Committer},
+    follow::{Evidence, FOLLOWER, Follower, OnEvidence, Source},
     logic::{
         chain::Head,
         checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, is_origin},
@@ -32,7 +33,7 @@ use crate::{
     metrics::{APPROVAL_REJECTS, RELOAD_FAILS, RELOADS},
     shared::{COMMITTED, Clock, Parts, RegistryUpdated, Shared, SharedTiles, load},
     store::LogStore,
-    upkeep::{self, CHECKPOINTOR, PRUNER, PUBLISHER, Publisher, RETENTION, VERIFIER, verifier_gate},
+    upkeep::{self, Publisher},
 };
 
 pub(crate) const PROPOSALS: LaneSpec = LaneSpec::new("ron-registry", "proposals", 512)
@@ -172,18 +173,38 @@ pub struct Status {
     pub ready: ReadyStatus,
 }
 
+/// Who a registry is to its log.
+enum Role {
+    /// The one who commits and signs.
+    Owner { origin: String, seed: [u8; 32] },
+    /// One of many who follow.
+    Follower { trust: LogTrust, source: Arc<dyn Source> },
+}
+
 /// Prepares a registry.
 pub struct Builder {
-    origin: String,
-    seed: [u8; 32],
+    role: Role,
     settings: Settings,
     metrics: Option<Metrics>,
     clock: Option<Clock>,
     seen: Option<Checkpoint>,
     publisher: Option<Arc<dyn Publisher>>,
+    on_evidence: Option<OnEvidence>,
 }
 
 impl Builder {
+    fn new(role: Role) -> Self {
+        Builder {
+            role,
+            settings: Settings::default(),
+            metrics: None,
+            clock: None,
+            seen: None,
+            publisher: None,
+            on_evidence: None,
+        }
+    }
+
     /// Sets all knobs at once.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
@@ -220,7 +241,14 @@ impl Builder {
         self
     }
 
-    /// Reads the log in `store` through, and starts. What is in the store must be what its last checkpoint says.
+    /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
+    #[must_use]
+    pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
+        self.on_evidence = Some(Arc::new(tell));
+        self
+    }
+
+    /// Reads the log in `store`, and starts. What is in the store must be what its last checkpoint says.
     ///
     /// # Errors
     /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that is
@@ -230,75 +258,77 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder { origin, seed, settings, metrics, clock, seen, publisher } = self;
+        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence } = self;
         settings.check()?;
-        let [proposals, approvals, committed] = settings.lanes()?;
-        if !is_origin(&origin) {
-            return Err(FormError::BadOrigin.into());
-        }
-        let signer =
-            NoteSigner::from_seed(&origin, KeyKind::Ed25519, &seed).map_err(|_| FormError::BadOrigin)?;
-        let trust = LogTrust::new(signer.verifier().clone());
+        let [_, _, committed] = settings.lanes()?;
+        let (signer, trust, source) = match role {
+            Role::Follower { trust, source } => (None, trust, Some(source)),
+            Role::Owner { origin, seed } => {
+                if !is_origin(&origin) {
+                    return Err(FormError::BadOrigin.into());
+                }
+                let signer = NoteSigner::from_seed(&origin, KeyKind::Ed25519, &seed)
+                    .map_err(|_| FormError::BadOrigin)?;
+                let trust = LogTrust::new(signer.verifier().clone());
+                (Some(signer), trust, None)
+            }
+        };
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("registry", settings.drain, metrics);
-        let loaded = load(&*store, &signer, &trust, seen.as_ref(), LOADING).await?;
+        let (loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
         committed.close_on(&group.stop());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
         let parts = Parts { loaded, store, signer, trust, committed, settings, clock };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
 
-        let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
-        let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
-        proposals.close_on(&group.stop());
-        approvals.close_on(&group.stop());
         let ready = supervisor.ready();
-        let full = Arc::new([
-            ready.watch_lane(&proposals, WRITES_AT, READS_AT),
-            ready.watch_lane(&approvals, WRITES_AT, READS_AT),
-        ]);
-        let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
-        let committer =
-            Committer::new(Arc::clone(&shared), inbox, ready.gate("registry.commit", Affects::Writes));
-        // Boxed, or every layer around a task would have room for it.
-        let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
-        let (retain, retained) = Lane::open(RETENTION, group.metrics());
-        retain.close_on(&group.stop());
-        let at = Arc::clone(&shared);
-        let _ = group.spawn_restarting(CHECKPOINTOR, move |stop| {
-            Box::pin(upkeep::checkpoint(Arc::clone(&at), retain.clone(), stop))
-        });
-        let at = Arc::clone(&shared);
-        let _ = group
-            .spawn_restarting(PRUNER, move |_| Box::pin(upkeep::prune(Arc::clone(&at), retained.clone())));
-        let (at, gate) = (Arc::clone(&shared), verifier_gate(ready));
-        let _ = group.spawn_restarting(VERIFIER, move |stop| {
-            Box::pin(upkeep::verify(Arc::clone(&at), Arc::clone(&gate), stop))
-        });
-        if let Some(publisher) = publisher {
-            let next = Arc::new(AtomicU64::new(shared.view.load().state.head().version + 1));
-            let at = Arc::clone(&shared);
-            let _ = group.spawn_restarting(PUBLISHER, move |stop| {
-                let (at, next, publisher) = (Arc::clone(&at), Arc::clone(&next), Arc::clone(&publisher));
-                Box::pin(upkeep::publish(at, next, publisher, stop))
-            });
-        }
+        let deciding = match source {
+            None => Some(decide(&shared, &group, ready)?),
+            Some(source) => {
+                let gate = ready.gate("registry.following", Affects::Reads);
+                gate.close("the log has not been asked for yet");
+                let follower = Follower::new(Arc::clone(&shared), source, gate, on_evidence, kept);
+                let _ = group.spawn(FOLLOWER, |stop| Box::pin(follower.run(stop)));
+                None
+            }
+        };
+        upkeep::start(&shared, &group, ready, publisher);
         let ready = ready.clone();
-        Ok(Registry {
-            shared,
-            proposals,
-            approvals,
-            group,
-            ready: Arc::new(move || ready.status()),
-            _full: full,
-        })
+        Ok(Registry { shared, deciding, group, ready: Arc::new(move || ready.status()) })
     }
+}
+
+/// Opens the lanes, and starts the committer.
+fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Deciding, RegistryError> {
+    let [proposals, approvals, _] = shared.settings.load().lanes()?;
+    let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
+    let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
+    proposals.close_on(&group.stop());
+    approvals.close_on(&group.stop());
+    let full = Arc::new([
+        ready.watch_lane(&proposals, WRITES_AT, READS_AT),
+        ready.watch_lane(&approvals, WRITES_AT, READS_AT),
+    ]);
+    let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
+    let committer = Committer::new(Arc::clone(shared), inbox, ready.gate("registry.commit", Affects::Writes));
+    // Boxed, or every layer around a task would have room for it.
+    let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
+    Ok(Deciding { proposals, approvals, _full: full })
+}
+
+/// The way to the committer.
+#[derive(Clone)]
+struct Deciding {
+    proposals: Lane<Command>,
+    approvals: Lane<Command>,
+    _full: Arc<[[ReadyGate; 2]; 2]>,
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
-            .field("origin", &self.origin)
+            .field("is_follower", &matches!(self.role, Role::Follower { .. }))
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
@@ -308,11 +338,10 @@ impl fmt::Debug for Builder {
 #[derive(Clone)]
 pub struct Registry {
     shared: Arc<Shared>,
-    proposals: Lane<Command>,
-    approvals: Lane<Command>,
+    /// None if it follows.
+    deciding: Option<Deciding>,
     group: Supervisor,
     ready: Arc<dyn Fn() -> ReadyStatus + Send + Sync>,
-    _full: Arc<[[ReadyGate; 2]; 2]>,
 }
 
 impl fmt::Debug for Registry {
@@ -326,15 +355,36 @@ impl Registry {
     /// for nothing else.
     #[must_use]
     pub fn builder(origin: &str, log_key_seed: [u8; 32]) -> Builder {
-        Builder {
-            origin: origin.to_owned(),
-            seed: log_key_seed,
-            settings: Settings::default(),
-            metrics: None,
-            clock: None,
-            seen: None,
-            publisher: None,
-        }
+        Builder::new(Role::Owner { origin: origin.to_owned(), seed: log_key_seed })
+    }
+
+    /// Prepares to follow the log that `trust` knows, as `source` gives it: to keep a copy of what it has checked, and to
+    /// serve it. Nothing can be proposed there.
+    #[must_use]
+    pub fn follower(trust: LogTrust, source: impl Source) -> Builder {
+        Builder::new(Role::Follower { trust, source: Arc::new(source) })
+    }
+
+    /// Whether it follows a log that another node commits to.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        self.deciding.is_none()
+    }
+
+    /// What the followed log was caught at since the start, the first first. While there is evidence of a fork, the gate
+    /// `registry.following` stays closed; what is shown is what was checked before.
+    #[must_use]
+    pub fn evidence(&self) -> Vec<Evidence> {
+        (*self.shared.evidence.load()).clone()
+    }
+
+    fn deciding(&self) -> Result<&Deciding, RegistryError> {
+        self.deciding.as_ref().ok_or(RegistryError::ReadOnly)
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
     }
 
     /// Begins the log, with the policy that decides from then on. The same again is answered with the same receipt.
@@ -420,8 +470,10 @@ impl Registry {
     /// # Errors
     /// As [`propose`](Self::propose), and [`RegistryError::BadApproval`].
     pub async fn approve(&self, approval: Approval, deadline: Deadline) -> Result<Outcome, RegistryError> {
+        let deciding = self.deciding()?;
         let approval = Box::new(self.verify(approval)?);
-        self.approvals
+        deciding
+            .approvals
             .call("approve", deadline, |reply| Command::Approve { approval, deadline, reply })
             .await?
     }
@@ -451,7 +503,8 @@ impl Registry {
         deadline: Deadline,
     ) -> Result<Outcome, RegistryError> {
         let proposal = Box::new(proposal);
-        self.proposals
+        self.deciding()?
+            .proposals
             .call("propose", deadline, |reply| Command::Propose { proposal, approvals, deadline, reply })
             .await?
     }
@@ -461,19 +514,20 @@ impl Registry {
     /// # Errors
     /// `Busy`, `Timeout`, `Canceled`.
     pub async fn pending(&self, deadline: Deadline) -> Result<Vec<PendingProposal>, RegistryError> {
-        Ok(self.proposals.call("pending", deadline, |reply| Command::Pending { reply }).await?)
+        let proposals = &self.deciding()?.proposals;
+        Ok(proposals.call("pending", deadline, |reply| Command::Pending { reply }).await?)
     }
 
     /// The log.
     #[must_use]
     pub fn origin(&self) -> &str {
-        self.shared.signer.verifier().name()
+        self.shared.trust.origin()
     }
 
     /// The key that checkpoints are signed with, as other tools read it.
     #[must_use]
     pub fn log_key(&self) -> NoteVerifier {
-        self.shared.signer.verifier().clone()
+        self.shared.trust.log().clone()
     }
 
     /// Where the log ends.
@@ -617,6 +671,18 @@ impl Registry {
         Ok(write_bundle(&entries).into())
     }
 
+    /// The entries that bound a name to `content`, of those that are left: the newest 256, the oldest of them first.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotReady`] if the index has not read so far by `deadline`, and those of the store.
+    pub async fn versions_of(
+        &self,
+        content: ContentId,
+        deadline: Deadline,
+    ) -> Result<Vec<u64>, RegistryError> {
+        crate::index::versions_of(&self.shared, content, deadline).await
+    }
+
     /// Every update from version `from` on, in order and without holes: whoever is slow is served from the log.
     #[must_use]
     pub fn updates(&self, from: u64) -> Updates {
@@ -634,10 +700,18 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Config`] naming the one that cannot be, or cannot change; everything stays as it was then.
     pub fn reload(&self, settings: Settings) -> Result<(), RegistryError> {
+        self.reload_by(ReloadSource::Host, settings)
+    }
+
+    /// [`reload`](Self::reload), counted under who asked for it.
+    ///
+    /// # Errors
+    /// As [`reload`](Self::reload).
+    pub fn reload_by(&self, source: ReloadSource, settings: Settings) -> Result<(), RegistryError> {
         match self.settings().check_reload(&settings) {
             Ok(()) => {
                 self.shared.settings.replace(settings);
-                self.shared.metrics.tally(RELOADS, "").add(1);
+                self.shared.metrics.tally(RELOADS, source.label()).add(1);
                 Ok(())
             }
             Err(error) => {
@@ -661,6 +735,25 @@ impl Registry {
     /// Takes no new proposals, commits what is decided for as long as the settings allow, and stops. Safe to call twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
+    }
+}
+
+/// Who asked for other settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReloadSource {
+    /// The program, by a call of its own.
+    Host,
+    /// Somebody who sent the process a signal.
+    Signal,
+}
+
+impl ReloadSource {
+    fn label(self) -> &'static str {
+        match self {
+            ReloadSource::Host => "host",
+            ReloadSource::Signal => "signal",
+        }
     }
 }
 

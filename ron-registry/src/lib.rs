@@ -76,7 +76,13 @@
 
 mod actor;
 mod error;
+mod follow;
 mod handle;
+#[cfg(feature = "http")]
+pub mod http;
+mod index;
+#[cfg(any(feature = "client", feature = "http"))]
+pub mod json;
 // Public for the fuzz targets; what hosts need of it is exported below.
 #[doc(hidden)]
 pub mod logic;
@@ -87,8 +93,10 @@ pub mod store;
 mod upkeep;
 
 pub use error::RegistryError;
+pub use follow::{Evidence, EvidenceKind, Source, SourceError};
 pub use handle::{
-    Builder, NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, Status, Updates,
+    Builder, NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
+    Updates,
 };
 pub use logic::{
     chain::{ChainHash, Head},
@@ -112,7 +120,15 @@ pub use upkeep::Publisher;
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
         &[handle::PROPOSALS, handle::APPROVALS, shared::COMMITTED, upkeep::RETENTION],
-        &[handle::COMMITTER, upkeep::CHECKPOINTOR, upkeep::PRUNER, upkeep::VERIFIER, upkeep::PUBLISHER],
-        &[store::INDEX, shared::TREE, shared::MARKS],
+        &[
+            handle::COMMITTER,
+            follow::FOLLOWER,
+            upkeep::CHECKPOINTOR,
+            upkeep::PRUNER,
+            upkeep::VERIFIER,
+            upkeep::PUBLISHER,
+            index::INDEXER,
+        ],
+        &[store::INDEX, shared::TREE, shared::MARKS, index::CONTENTS],
     )
 }

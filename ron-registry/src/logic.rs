@@ -5,6 +5,8 @@
 pub mod chain;
 pub mod checkpoint;
 pub mod entry;
+#[cfg(feature = "http")]
+pub mod frames;
 pub mod merkle;
 pub mod names;
 pub mod note;

@@ -16,7 +16,9 @@ counters! {
     STORAGE_BACKOFF = "storage_backoff", "op", "Times the store did not take or give what it should";
     RETENTION_SKIPPED = "retention_skipped", "", "Cycles of retention that were skipped because the pruner was busy";
     PRUNED_BYTES = "pruned_bytes", "", "Bytes of the log that were freed";
-    RELOADS = "reload_success", "", "Settings that were taken over while running";
+    FOLLOW_REFUSED = "follow_refused", "kind", "Heads and entries of a followed log that were refused, with evidence";
+    FOLLOW_ERRORS = "follow_errors", "what", "Rounds of following that came to nothing";
+    RELOADS = "reload_success", "source", "Settings that were taken over while running";
     RELOAD_FAILS = "reload_fail", "reason", "Settings that were refused while running";
 }
 
@@ -31,6 +33,16 @@ pub(crate) const PENDING: GaugeSpec =
 /// How far the log has been verified again.
 pub(crate) const VERIFIED_VERSION: GaugeSpec =
     GaugeSpec { name: "verified_version", help: "Version up to which the log was last verified again" };
+
+/// Where a followed log is.
+pub(crate) const SOURCE_VERSION: GaugeSpec = GaugeSpec {
+    name: "source_version",
+    help: "Version of the last signed head that a followed log has shown",
+};
+
+/// How far the derived index has come.
+pub(crate) const INDEXED_VERSION: GaugeSpec =
+    GaugeSpec { name: "indexed_version", help: "Version up to which content can be looked up" };
 
 /// How long the store takes.
 pub(crate) const COMMIT_SECONDS: HistogramSpec = HistogramSpec {

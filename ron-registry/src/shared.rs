@@ -10,6 +10,8 @@ use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metri
 
 use crate::{
     RegistryError, Settings,
+    follow::Evidence,
+    index::Contents,
     logic::{
         checkpoint::{Checkpoint, LogTrust},
         entry::Entry,
@@ -81,14 +83,14 @@ pub(crate) struct Mark {
 }
 
 /// Marks at whole tiles, and where the log is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Marks {
     pub(crate) at: Vec<Mark>,
     pub(crate) bytes: u64,
 }
 
 impl Marks {
-    fn note(&mut self, entry: &Entry) {
+    pub(crate) fn note(&mut self, entry: &Entry) {
         self.bytes += entry.encoded().len() as u64;
         if entry.version() % TILE_WIDTH == 0 {
             self.at.push(Mark { version: entry.version(), time: entry.time(), bytes: self.bytes });
@@ -103,9 +105,13 @@ pub(crate) struct Shared {
     pub(crate) tree: Lock<Tree>,
     pub(crate) marks: Lock<Marks>,
     pub(crate) store: Arc<dyn LogStore>,
-    pub(crate) signer: NoteSigner,
+    /// None of a log that is followed.
+    pub(crate) signer: Option<NoteSigner>,
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
+    pub(crate) contents: Contents,
+    /// What a follower has caught its log at.
+    pub(crate) evidence: Snapshot<Vec<Evidence>>,
     pub(crate) settings: Snapshot<Settings>,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
@@ -132,7 +138,7 @@ impl Clock {
 pub(crate) struct Parts {
     pub(crate) loaded: Loaded,
     pub(crate) store: Arc<dyn LogStore>,
-    pub(crate) signer: NoteSigner,
+    pub(crate) signer: Option<NoteSigner>,
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) settings: Settings,
@@ -153,6 +159,8 @@ impl Shared {
             signer,
             trust,
             committed,
+            contents: Contents::new(metrics),
+            evidence: Snapshot::new(Vec::new()),
             settings: Snapshot::new(settings),
             metrics: metrics.clone(),
             clock,
@@ -176,6 +184,35 @@ impl Shared {
         for entry in entries {
             self.committed.publish(RegistryUpdated::of(entry));
         }
+    }
+}
+
+impl Shared {
+    /// Shows a log that has grown by more than one wants to hold in memory. Who waits for updates reads them from the log.
+    pub(crate) fn show_all(
+        &self,
+        state: State,
+        tree: Tree,
+        marks: Marks,
+        last: Entry,
+        checkpoint: Arc<Note>,
+    ) {
+        // Pruned meanwhile, perhaps.
+        let minimum = self.tree.lock().minimum();
+        {
+            let mut shown = self.tree.lock();
+            *shown = tree;
+            shown.prune(minimum);
+        }
+        {
+            let mut shown = self.marks.lock();
+            *shown = marks;
+            shown.at.retain(|mark| mark.version > minimum);
+        }
+        self.head.set(state.head().version as f64);
+        let update = RegistryUpdated::of(&last);
+        self.view.replace(View { state, last: Some(last), checkpoint });
+        self.committed.publish(update);
     }
 }
 
@@ -225,14 +262,17 @@ pub(crate) async fn beginning(
 }
 
 /// Reads a log through, checks that it is what its last signed head says, and that it has not lost what was `seen`.
+///
+/// A follower that was stopped on its way to a head has entries that no head ends with. They are not to be shown before it
+/// has the rest, and are given beside what is.
 pub(crate) async fn load(
     store: &dyn LogStore,
-    signer: &NoteSigner,
+    signer: Option<&NoteSigner>,
     trust: &LogTrust,
     seen: Option<&Checkpoint>,
     patience: Duration,
-) -> Result<Loaded, RegistryError> {
-    let origin = signer.verifier().name();
+) -> Result<(Loaded, Option<Loaded>), RegistryError> {
+    let origin = trust.origin();
     let deadline = || Deadline::after(patience);
     let (mut state, mut tree, mut last) = beginning(store, origin, deadline()).await?;
     let mut marks = Marks::default();
@@ -257,13 +297,25 @@ pub(crate) async fn load(
         Some(bytes) => {
             let note = Note::parse(&bytes).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
             let said = trust.open(&note).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+            let is_on_its_way = signer.is_none() && said.size > found.size;
+            if is_on_its_way {
+                let start = Checkpoint { origin: origin.to_owned(), size: 0, root: Tree::new().root() };
+                let unsigned = Note::new(start.text()).map_err(|error| untrusted(error.to_string()))?;
+                let kept = Loaded { view: View { state, last, checkpoint: Arc::new(note) }, tree, marks };
+                let view = View { state: State::new(origin), last: None, checkpoint: Arc::new(unsigned) };
+                return Ok((Loaded { view, tree: Tree::new(), marks: Marks::default() }, Some(kept)));
+            }
             if said != found {
                 let (said, found) = (said.size, found.size);
                 return Err(untrusted(format!("the checkpoint of {said} entries is not of these {found}")));
             }
             note
         }
-        None if tree.size() == 0 => found.sign(signer).map_err(|error| untrusted(error.to_string()))?,
+        // Nobody but its owner can sign for a log that has not begun.
+        None if tree.size() == 0 => match signer {
+            Some(signer) => found.sign(signer).map_err(|error| untrusted(error.to_string()))?,
+            None => Note::new(found.text()).map_err(|error| untrusted(error.to_string()))?,
+        },
         None => return Err(untrusted("it has no checkpoint".to_owned())),
     };
     if let Some(seen) = seen {
@@ -275,5 +327,5 @@ pub(crate) async fn load(
         }
     }
     let view = View { state, last, checkpoint: Arc::new(checkpoint) };
-    Ok(Loaded { view, tree, marks })
+    Ok((Loaded { view, tree, marks }, None))
 }

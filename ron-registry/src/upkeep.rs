@@ -13,12 +13,15 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Affects, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Restart, Stop, TaskSpec};
+use ron_core::{
+    Affects, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Restart, Stop, Supervisor, TaskSpec,
+};
 use tokio::time::sleep;
 
 use crate::{
     RegistryError, Settings,
     handle::Updates,
+    index::{self, INDEXER},
     logic::{
         entry::Entry,
         merkle::TreeHash,
@@ -47,6 +50,36 @@ pub(crate) const VERIFIER: TaskSpec = TaskSpec::new("ron-registry", "verifier")
 pub(crate) const PUBLISHER: TaskSpec = TaskSpec::new("ron-registry", "publisher")
     .restart(Restart::PATIENT)
     .what("hands every update to the host");
+
+/// Starts all of it.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    group: &Supervisor,
+    ready: &Ready,
+    publisher: Option<Arc<dyn Publisher>>,
+) {
+    let (retain, retained) = Lane::open(RETENTION, group.metrics());
+    retain.close_on(&group.stop());
+    let at = Arc::clone(shared);
+    let _ = group.spawn_restarting(CHECKPOINTOR, move |stop| {
+        Box::pin(checkpoint(Arc::clone(&at), retain.clone(), stop))
+    });
+    let at = Arc::clone(shared);
+    let _ = group.spawn_restarting(PRUNER, move |_| Box::pin(prune(Arc::clone(&at), retained.clone())));
+    let (at, gate) = (Arc::clone(shared), verifier_gate(ready));
+    let _ = group
+        .spawn_restarting(VERIFIER, move |stop| Box::pin(verify(Arc::clone(&at), Arc::clone(&gate), stop)));
+    let at = Arc::clone(shared);
+    let _ = group.spawn_restarting(INDEXER, move |stop| Box::pin(index::run(Arc::clone(&at), stop)));
+    if let Some(publisher) = publisher {
+        let next = Arc::new(AtomicU64::new(shared.view.load().state.head().version + 1));
+        let at = Arc::clone(shared);
+        let _ = group.spawn_restarting(PUBLISHER, move |stop| {
+            let (at, next, publisher) = (Arc::clone(&at), Arc::clone(&next), Arc::clone(&publisher));
+            Box::pin(publish(at, next, publisher, stop))
+        });
+    }
+}
 
 /// How long one step of any of these may take.
 const STEP: Duration = Duration::from_secs(60);
@@ -121,6 +154,7 @@ pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, Registry
     let freed = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await?;
     shared.tree.lock().prune(upto);
     shared.marks.lock().at.retain(|mark| mark.version > upto);
+    shared.contents.prune(upto);
     shared.metrics.tally(PRUNED_BYTES, "").add(freed);
     tracing::info!(upto, freed, "pruned");
     Ok(freed)
@@ -136,7 +170,7 @@ struct Replay {
 
 impl Replay {
     async fn begin(shared: &Shared, signatures: Signatures) -> Result<Self, RegistryError> {
-        let origin = shared.signer.verifier().name();
+        let origin = shared.trust.origin();
         let (state, tree, last) = beginning(&*shared.store, origin, Deadline::after(STEP)).await?;
         Ok(Replay { state, tree, last, signatures })
     }
@@ -199,6 +233,10 @@ async fn verify_slice(shared: &Shared, replay: &mut Option<Replay>) -> Result<u6
     };
     let view = shared.view.load();
     let head = view.state.head();
+    // A log that has not begun has nothing to be verified, and followed elsewhere no signature.
+    if head.version == 0 {
+        return Ok(0);
+    }
     let left = head.version.saturating_sub(going.state.head().version);
     let max = shared.settings.load().verify_slice.min(usize::try_from(left).unwrap_or(usize::MAX));
     if max > 0 && !going.step(shared, max).await? {
@@ -221,7 +259,7 @@ async fn verify_slice(shared: &Shared, replay: &mut Option<Replay>) -> Result<u6
     Ok(reached.version)
 }
 
-pub(crate) fn verifier_gate(ready: &Ready) -> Arc<ReadyGate> {
+fn verifier_gate(ready: &Ready) -> Arc<ReadyGate> {
     let gate = ready.gate("registry.verified", Affects::Reads);
     gate.open();
     Arc::new(gate)

@@ -33,6 +33,7 @@ use super::{
     ops,
     pace::PaceLimit,
     seats::Seat,
+    upgrade::{Handover, Upgrade, Upgraded},
     wire::{BodyLength, GaveUp, Wire, WireControl, WireLimits},
 };
 use crate::{Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, supervisor::catch_all};
@@ -168,8 +169,14 @@ impl Connection {
         };
 
         let (wire, control) = Wire::new(stream, shared.wire_limits(seat.is_lobby()));
-        let requests =
-            Requests { shared: Arc::clone(&shared), wire: control.clone(), peer, lobby: seat.is_lobby() };
+        let handover = Handover::default();
+        let requests = Requests {
+            shared: Arc::clone(&shared),
+            wire: control.clone(),
+            peer,
+            lobby: seat.is_lobby(),
+            handover: handover.clone(),
+        };
         let mut serving = http1::Builder::new()
             // The wire keeps the time of heads; this timer would count the wait for the next request too.
             .header_read_timeout(None)
@@ -196,8 +203,24 @@ impl Connection {
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");
         }
-        let stream = serving.into_parts().io.into_inner().into_stream();
-        last_words(&shared, &control, stream).await;
+        let parts = serving.into_parts();
+        let (stream, held) = parts.io.into_inner().into_stream();
+        let taken = handover.take().and_then(|(upgrade, places)| Some((upgrade.take()?, places)));
+        match taken.filter(|_| control.gave_up().is_none()) {
+            Some((owner, _places)) => {
+                let early = if held.is_empty() {
+                    parts.read_buf
+                } else {
+                    [&parts.read_buf[..], &held].concat().into()
+                };
+                tokio::select! {
+                    biased;
+                    () = seat.taken() => {}
+                    () = owner(Upgraded { stream, early, stop }) => {}
+                }
+            }
+            None => last_words(&shared, &control, stream).await,
+        }
     }
 }
 
@@ -257,6 +280,7 @@ struct Requests {
     wire: WireControl,
     peer: Option<IpAddr>,
     lobby: bool,
+    handover: Handover,
 }
 
 impl hyper::service::Service<http::Request<Incoming>> for Requests {
@@ -277,9 +301,14 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
             lobby: self.lobby,
             last: length == BodyLength::Unknown || self.lobby,
         };
-        let wire = self.wire.clone();
+        let (wire, handover) = (self.wire.clone(), self.handover.clone());
         Box::pin(async move {
-            let (response, held) = exchange.answer(request).await;
+            let (mut response, mut held) = exchange.answer(request).await;
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                if let Some(upgrade) = response.extensions_mut().remove::<Upgrade>() {
+                    handover.leave(upgrade, held.take());
+                }
+            }
             Ok(response.map(|body| Leaving { body, wire, _held: held }))
         })
     }
@@ -348,6 +377,7 @@ impl Exchange {
         extensions.insert(scope.corr);
         extensions.insert(client);
         extensions.insert(deadline);
+        extensions.insert(shared.stop.clone());
         // The body counts itself, by the limit of its route.
         DefaultBodyLimit::disable().apply(&mut request);
 

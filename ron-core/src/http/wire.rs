@@ -177,9 +177,9 @@ impl Wire {
         (wire, control)
     }
 
-    /// The bare stream, for a last word.
-    pub(super) fn into_stream(self) -> Box<dyn Stream> {
-        self.stream
+    /// The bare stream, for a last word or another owner, and what was read from it and not given to the parser.
+    pub(super) fn into_stream(mut self) -> (Box<dyn Stream>, Vec<u8>) {
+        (self.stream, self.held.split_off(self.held_from))
     }
 
     /// Bytes from what was held back, or else from the stream.

@@ -8,9 +8,16 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::get};
-use ron_core::Stopped;
-use tokio::sync::Notify;
+use axum::{Router, response::IntoResponse as _, routing::get};
+use http::{HeaderValue, StatusCode};
+use ron_core::{
+    Stopped,
+    http::{Guard, Upgrade, Upgraded},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::Notify,
+};
 
 use super::{Host, short, until};
 
@@ -139,4 +146,44 @@ async fn a_client_that_leaves_ends_its_request() {
     until("it is served", || work.begun() == 1).await;
     drop(working);
     until("it is over", || host.server.connections() == 0).await;
+}
+
+/// After 101 the connection belongs to who took it over: in the task that served it, with what came early, until a stop.
+#[tokio::test]
+async fn a_connection_can_be_taken_over() {
+    let switch = get(async || {
+        let owner = |upgraded: Upgraded| async move {
+            let Upgraded { mut stream, early, stop, .. } = upgraded;
+            stream.write_all(&early).await.expect("the peer is there");
+            let mut bytes = [0; 16];
+            loop {
+                tokio::select! {
+                    () = stop.requested() => break,
+                    read = stream.read(&mut bytes) => match read {
+                        Ok(0) | Err(_) => return,
+                        Ok(read) => stream.write_all(&bytes[..read]).await.expect("the peer is there"),
+                    },
+                }
+            }
+            stream.write_all(b"bye").await.expect("the peer is there");
+        };
+        let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+        response.headers_mut().insert("connection", HeaderValue::from_static("upgrade"));
+        response.headers_mut().insert("upgrade", HeaderValue::from_static("echo"));
+        response.extensions_mut().insert(Upgrade::to(owner));
+        response
+    });
+    let places = Guard::new("echo").in_flight(1);
+    let host = Host::start(Router::new().route("/echo", switch.layer(places)), short()).await;
+    let ask = "GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+    let mut taken = host.send(ask).await;
+    assert_eq!(taken.answer().await.status, 101);
+    // It keeps its place.
+    host.get("/echo").await.is_problem(429, "busy");
+    taken.send("hello").await;
+    while !taken.rest.ends_with(b"hello") {
+        assert!(taken.more().await > 0);
+    }
+    let stopped = host.server.shutdown().await;
+    assert_eq!((stopped.aborted, taken.rest().await.ends_with("bye")), (0, true));
 }

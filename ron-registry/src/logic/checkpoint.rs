@@ -131,6 +131,12 @@ impl LogTrust {
         self.verifiers[0].name()
     }
 
+    /// The key of the log.
+    #[must_use]
+    pub fn log(&self) -> &NoteVerifier {
+        &self.verifiers[0]
+    }
+
     /// Checks who has signed a note, and reads it.
     ///
     /// # Errors

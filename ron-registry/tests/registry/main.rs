@@ -6,6 +6,7 @@ mod committing;
 mod contract;
 mod crashes;
 mod formats;
+mod http;
 mod interop;
 mod stores;
 mod upkeep;
