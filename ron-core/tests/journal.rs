@@ -558,4 +558,33 @@ fn a_named_record_is_the_same_record() {
     let wrong = journal.commit([Entry::named(1, b"payload", &ContentId::of(b"other"))]).unwrap();
     assert!(matches!(journal.read(wrong[0]), Err(JournalError::Damaged { .. })));
     assert_eq!(reader.read_sized(wrong[0], 7), journal.read(wrong[0]));
+    assert!(
+        reader.read_cached(at[1], 7, |len| vec![0; len]).is_none(),
+        "this disk cannot tell what is in memory"
+    );
+}
+
+/// What is in memory is read without waiting, once its file is open; what is not right is left to those who can say why.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_record_in_memory_is_read_without_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(RealDisk::open(dir.path()).unwrap());
+    let (mut journal, _) = Segments::open(disk, Path::new("log"), settings()).unwrap();
+    let at = journal.commit([Entry::new(1, b"payload"), Entry::new(2, b"another")]).unwrap();
+    let reader = journal.reader();
+    let read = |at, len| reader.read_cached(at, len, |len| vec![0; len]);
+    assert!(read(at[0], 7).is_none(), "its file is not open");
+    let known = reader.read_into(at[0], 7, |len| vec![9; len]).unwrap();
+    let found = read(at[0], 7).unwrap();
+    assert_eq!(
+        (found.kind, found.name, &found.buffer[found.payload.clone()]),
+        (1, known.name, &b"payload"[..])
+    );
+    assert_eq!(found.buffer, known.buffer);
+    assert!(read(at[0], 6).is_none() && read(at[0], u32::MAX).is_none());
+    let nowhere = Position { segment: at[0].segment + 1, ..at[0] };
+    assert!(read(nowhere, 7).is_none() && read(Position { offset: at[0].offset + 1, ..at[0] }, 7).is_none());
+    let wrong = journal.commit([Entry::named(1, b"payload", &ContentId::of(b"other"))]).unwrap();
+    assert!(read(wrong[0], 7).is_none());
 }

@@ -258,6 +258,24 @@ mod tests {
         bytes
     }
 
+    /// What was just written is in memory; what is behind the end is nowhere. A disk that cannot tell says no.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_in_memory_is_read_without_waiting() {
+        let (_dir, disk) = disk();
+        let file = disk.create(Path::new("file")).unwrap();
+        file.write_at(0, &[7; 10_000]).unwrap();
+        let mut bytes = [0; 5000];
+        assert!(file.read_cached(4000, &mut bytes));
+        assert_eq!(bytes, [7; 5000]);
+        assert!(!file.read_cached(9000, &mut bytes), "a part is not all of it");
+        assert!(!file.read_cached(20_000, &mut bytes));
+        let memory = crate::disk::MemoryDisk::new();
+        let file = memory.create(Path::new("file")).unwrap();
+        file.write_at(0, &[7; 10_000]).unwrap();
+        assert!(!file.read_cached(0, &mut bytes));
+    }
+
     #[test]
     fn a_file_is_created_once_for_its_owner_alone() {
         let (dir, disk) = disk();

@@ -231,6 +231,34 @@ async fn a_worker_that_dies_costs_nobody_a_wrong_byte() {
     on.host.supervisor.shutdown().await;
 }
 
+/// What the operating system has in memory is served without a worker, whole and in parts, however often workers die.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_memory_needs_no_worker() {
+    let on = OnDisk::start(Settings::default(), HttpSettings::default()).await;
+    let objects = [content(1000), content(200_000), content(3 * MIB + 7)];
+    for content in &objects {
+        let id = on.host.put(content).await;
+        // The first read opens the file and proves the hashes.
+        assert!(whatever_comes(&on.host, id).await.2 == *content);
+    }
+    let troubles = &on.disk.troubles;
+    troubles.panics.store(u64::MAX, Ordering::SeqCst);
+    for content in &objects {
+        let id = ContentId::of(content);
+        let (status, _, body) = whatever_comes(&on.host, id).await;
+        assert!(status == 200 && body == *content);
+        let part = on.host.ask("GET", &format!("/o/{id}"), "range: bytes=500-899\r\n").await;
+        assert!(part.status == 206 && part.body == content[500..900]);
+    }
+    // Nobody has touched one so far.
+    assert_eq!(troubles.panics.load(Ordering::SeqCst), u64::MAX);
+    troubles.is_warm.store(false, Ordering::SeqCst);
+    let cold = on.host.ask("GET", &format!("/o/{}", ContentId::of(&objects[0])), "").await;
+    cold.is_problem(500, "bug");
+    on.host.supervisor.shutdown().await;
+}
+
 const CROWD: usize = 512;
 
 /// A thousand of them take a while on a machine that has something else to do.
