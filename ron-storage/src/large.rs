@@ -5,7 +5,7 @@
 //! is swept when none does. The tree file says which object it belongs to, for whoever has only the files.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, HashSet, VecDeque},
     fmt,
     ops::Range,
     path::{Path, PathBuf},
@@ -34,7 +34,8 @@ use crate::{
 pub(crate) const OPENED: LockSpec = LockSpec::new("ron-storage", "opened", 720)
     .guards("which files are open for reading, and which are to be removed; held while one comes or goes");
 
-const DIR: &str = "large";
+/// Where they are, in the directory of the store.
+pub(crate) const DIR: &str = "large";
 const MAGIC: [u8; 8] = *b"\x89RONT\r\n\x1a";
 const VERSION: u16 = 1;
 /// Bytes before the nodes of a tree file.
@@ -218,23 +219,53 @@ impl Large {
         self.disk.sync_dir(&self.dir)
     }
 
-    /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
-    pub(crate) fn sweep_unknown(&self, kept: &std::collections::HashSet<u64>) -> Result<usize, DiskError> {
+    /// The numbers of all files there are. Blocks.
+    pub(crate) fn files(&self) -> Result<BTreeSet<u64>, DiskError> {
+        let number = |name: &str| {
+            let (digits, kind) = name.split_once('.')?;
+            let is_ours = digits.len() == 16 && (kind == "dat" || kind == "tree");
+            is_ours.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+        };
+        let all = self.disk.list(&self.dir)?;
+        Ok(all.iter().filter(|entry| entry.is_file).filter_map(|entry| number(&entry.name)).collect())
+    }
+
+    /// Removes the files with this number, and says how many there were. Blocks.
+    pub(crate) fn remove(&self, file: u64) -> Result<usize, DiskError> {
         let mut removed = 0;
-        for entry in self.disk.list(&self.dir)? {
-            let number = |name: &str| {
-                let (digits, kind) = name.split_once('.')?;
-                let is_ours = digits.len() == 16 && (kind == "dat" || kind == "tree");
-                is_ours.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
-            };
-            let Some(file) = number(&entry.name).filter(|_| entry.is_file) else { continue };
-            self.skip_to(file.saturating_add(1));
-            if !kept.contains(&file) {
-                self.disk.remove(&self.dir.join(&entry.name))?;
-                removed += 1;
+        for kind in ["tree", "dat"] {
+            match self.disk.remove(&self.path(file, kind)) {
+                Ok(()) => removed += 1,
+                Err(DiskError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(removed)
+    }
+
+    /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
+    pub(crate) fn sweep_unknown(&self, kept: &HashSet<u64>) -> Result<usize, DiskError> {
+        let mut removed = 0;
+        for file in self.files()? {
+            self.skip_to(file.saturating_add(1));
+            if !kept.contains(&file) {
+                removed += self.remove(file)?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The object that files say they belong to, and its length, if both are there and as long as it must be. Blocks.
+    pub(crate) fn describe(&self, file: u64) -> Option<(ContentId, u64)> {
+        let tree = self.disk.open(&self.path(file, "tree"), Access::Read).ok()?;
+        let data = self.disk.open(&self.path(file, "dat"), Access::Read).ok()?;
+        let mut found = [0; HEADER];
+        let is_read = tree.read_at(0, &mut found).is_ok_and(|read| read == HEADER);
+        let id = ContentId::from_bytes(*found[16..].first_chunk()?);
+        let len = data.len().ok()?;
+        let nodes = tree.len().ok()?.checked_sub(HEADER as u64)?;
+        let is_whole = is_read && found == header(&id, len) && nodes == Shape::of(len).outboard_len();
+        is_whole.then_some((id, len))
     }
 }
 

@@ -7,5 +7,6 @@ mod contract;
 mod formats;
 mod hooked;
 mod limits;
+mod recovery;
 mod upkeep;
 mod world;

@@ -1,0 +1,117 @@
+//! Opening a store of which something is missing: what is left is kept, and said.
+
+use std::{path::Path, sync::Arc};
+
+use ron_core::{ContentId, disk::Disk as _, sim::SimDisk};
+use ron_storage::{Gc, Settings, StorageError, Store};
+
+use super::{
+    limits::{host, sim},
+    world::{content, soon},
+};
+
+fn settings() -> Settings {
+    Settings {
+        small_bytes_max: 1000,
+        segment_bytes: 8192,
+        reserve_bytes: 0,
+        collect_grace: std::time::Duration::ZERO,
+        ..Settings::default()
+    }
+}
+
+fn id(size: usize, seed: u64) -> ContentId {
+    ContentId::of(&content(size, seed))
+}
+
+/// What a machine leaves that went down without an index.
+fn went_down(disk: &SimDisk) {
+    let _ = disk.remove(Path::new("store/index"));
+    disk.put("store/OPEN", b"");
+}
+
+const FIRST: &str = "store/log/0000000000000001.seg";
+
+/// The notes of large objects cannot be read: the objects are taken over from their own files, with their pins, and what
+/// the rest of the journal says was deleted stays deleted.
+#[tokio::test(start_paused = true)]
+async fn large_objects_survive_the_loss_of_their_notes() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, settings()).await;
+    for number in 0..6 {
+        store.put_bytes(content(5000, number), soon()).await.unwrap();
+    }
+    // Into the next segment.
+    for number in 0..12 {
+        store.put_bytes(content(900, 100 + number), soon()).await.unwrap();
+    }
+    store.pin(id(5000, 3), soon()).await.unwrap();
+    let deleted =
+        [disk.bytes("store/large/0000000000000003.dat"), disk.bytes("store/large/0000000000000003.tree")];
+    store.delete(id(5000, 2), soon()).await.unwrap();
+    store.shutdown().await;
+    went_down(&disk);
+    // A bit of the header, and the whole segment is gone. The file of what was deleted came back with the power.
+    disk.flip_bit(FIRST, 20);
+    let [data, tree] = deleted.map(Option::unwrap);
+    disk.put("store/large/0000000000000003.dat", &data);
+    disk.put("store/large/0000000000000003.tree", &tree);
+    // Something that was never finished.
+    disk.put("store/large/0000000000000099.dat", b"half");
+
+    for restarts in 0..3 {
+        let store = sim(&host, &disk, settings()).await;
+        let opened = store.opened().clone();
+        if restarts == 0 {
+            assert_eq!((opened.adopted, opened.left, opened.swept), (5, 1, 2), "{opened:?}");
+        } else {
+            assert_eq!(opened.adopted, 0, "{opened:?}");
+        }
+        for number in (0..6).filter(|number| *number != 2) {
+            let got = store.get_bytes(id(5000, number), 5000, soon()).await;
+            assert_eq!(got.unwrap(), content(5000, number));
+        }
+        assert!(!store.has(id(5000, 2), soon()).await.unwrap());
+        assert!(store.stat(id(5000, 3), soon()).await.unwrap().is_pinned);
+        // New files do not run into those that were left.
+        store.put_bytes(content(5000, 50 + restarts), soon()).await.unwrap();
+        store.shutdown().await;
+        if restarts == 1 {
+            went_down(&disk);
+        }
+    }
+    let store = sim(&host, &disk, settings()).await;
+    store.gc(Gc::new(), soon()).await.unwrap();
+    assert!(store.has(id(5000, 3), soon()).await.unwrap(), "the pin holds");
+    host.shutdown().await;
+}
+
+/// A store whose journal is not there is refused, and nothing is removed.
+#[tokio::test(start_paused = true)]
+async fn large_objects_without_a_journal_are_refused() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, settings()).await;
+    store.put_bytes(content(5000, 1), soon()).await.unwrap();
+    store.shutdown().await;
+    went_down(&disk);
+    let log = disk.bytes(FIRST).unwrap();
+    disk.remove(Path::new(FIRST)).unwrap();
+    let start = async |disk: &SimDisk| {
+        Store::builder().data(Arc::new(disk.clone()), "store").settings(settings()).start(&host).await
+    };
+    let refused = start(&disk).await.unwrap_err();
+    assert!(
+        matches!(&refused, StorageError::Disk { message } if message.contains("put it back")),
+        "{refused}"
+    );
+    assert_eq!(disk.list(Path::new("store/large")).unwrap().len(), 2);
+    // A journal that was only just begun knows nothing either: then the files say what they are.
+    disk.put(FIRST, b"");
+    let store = start(&disk.fork()).await.unwrap();
+    assert_eq!(store.opened().adopted, 1, "{:?}", store.opened());
+    assert_eq!(store.get_bytes(id(5000, 1), 5000, soon()).await.unwrap(), content(5000, 1));
+    disk.put(FIRST, &log);
+    let store = start(&disk).await.unwrap();
+    assert_eq!((store.opened().adopted, store.usage().objects), (0, 1));
+    host.shutdown().await;
+}
