@@ -13,13 +13,16 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
     ContentId, Lock, LockSpec, Metrics,
     disk::{Access, Disk, DiskError, File},
+    now,
 };
+use tokio::time::Instant;
 
 use crate::{
     StorageError,
@@ -102,7 +105,7 @@ impl Large {
                 created => created.map_err(of_disk)?,
             };
             let doom = Doom { large: Arc::clone(self), file: Some(file) };
-            return Ok(Ingest { data, tree: OnceLock::new(), doom });
+            return Ok(Ingest { data, tree: OnceLock::new(), doom, began: now() });
         }
     }
 
@@ -332,6 +335,7 @@ pub(crate) struct Ingest {
     /// process has a thousand descriptors.
     tree: OnceLock<File>,
     doom: Doom,
+    began: Instant,
 }
 
 impl Ingest {
@@ -388,6 +392,11 @@ impl Ingest {
             self.doom.large.disk.sync_dir(&self.doom.large.dir).map_err(of_disk)?;
         }
         Ok(())
+    }
+
+    /// How long ago it began.
+    pub(crate) fn age(&self) -> Duration {
+        now().saturating_duration_since(self.began)
     }
 
     /// The number of its files.

@@ -69,6 +69,7 @@ mod proving;
 mod reading;
 mod settings;
 mod streams;
+mod touched;
 mod upkeep;
 mod writing;
 
@@ -87,6 +88,6 @@ pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
         &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
         &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
-        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED],
+        &[streams::PLACES, holds::HOLDS, objects::TABLE, touched::TOUCHED, large::OPENED],
     )
 }

@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use ron_core::{
     ContentId, Deadline, Feed, Lane, Lock, LockSpec, Metrics, Spawner, Tally,
     disk::Disk,
     journal::{self, Item, Journal, JournalError, Position},
+    now,
 };
 
 use crate::{
@@ -35,6 +37,7 @@ use crate::{
     },
     metrics::{CORRUPT, REFUSED_WRITES},
     settings::Settings,
+    touched::Touched,
 };
 
 pub(crate) const TABLE: LockSpec =
@@ -42,6 +45,9 @@ pub(crate) const TABLE: LockSpec =
 
 /// How often a reader looks again because the object was moved meanwhile.
 const MOVES_MAX: usize = 8;
+
+/// A large object that took longer than this to arrive is noted as young; for others the grace is shorter by less.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// How much is written on the word of one look at the free space. Others use the disk too.
 const TRUST_MAX: u64 = 64 << 20;
@@ -59,6 +65,7 @@ pub(crate) struct Read {
 pub(crate) struct Objects {
     pub(crate) table: Lock<Table>,
     pub(crate) holds: Arc<Holds>,
+    pub(crate) touched: Touched,
     pub(crate) large: Arc<Large>,
     pub(crate) journal: Journal,
     pub(crate) reader: journal::Reader,
@@ -111,6 +118,7 @@ impl Objects {
         Objects {
             table: Lock::new(TABLE, table, metrics),
             holds: Holds::new(metrics),
+            touched: Touched::new(metrics, now()),
             large,
             reader: journal.reader(),
             journal,
@@ -197,7 +205,7 @@ impl Objects {
                 return Err(StorageError::Corrupt { id: *id, at });
             }
         }
-        Err(StorageError::Busy { what: "compaction", retry_after: std::time::Duration::from_millis(10) })
+        Err(StorageError::Busy { what: "compaction", retry_after: Duration::from_millis(10) })
     }
 
     /// What is where an entry says, verified. Blocks.
@@ -301,17 +309,20 @@ impl Objects {
         if self.is_durable { durability } else { Durability::Buffered }
     }
 
-    /// If the object is here: pins it and makes it durable, if that is asked for.
+    /// If the object is here: pins it and makes it durable, if that is asked for. It is as young from then on as one that
+    /// is new.
     async fn put_again(
         &self,
         hold: &mut Hold,
         id: ContentId,
         put: Put,
+        settings: &Settings,
         deadline: Deadline,
     ) -> Result<Option<(u64, Durability)>, StorageError> {
         let Some(entry) = self.entry(&id).filter(|entry| !entry.is_bad) else {
             return Ok(None);
         };
+        self.touched.touch(&id, now(), settings.collect_grace);
         if put.pin && !entry.is_pinned {
             self.write(hold, Note::Pinned(id), deadline).await?;
             self.table.lock().change(&id, |entry| entry.is_pinned = true);
@@ -334,13 +345,14 @@ impl Objects {
         &self,
         id: ContentId,
         put: Put,
+        settings: &Settings,
         deadline: Deadline,
     ) -> Result<Option<(u64, Durability)>, StorageError> {
         if self.entry(&id).is_none_or(|entry| entry.is_bad) {
             return Ok(None);
         }
         let mut hold = self.hold(id, deadline).await?;
-        let known = self.put_again(&mut hold, id, put, deadline).await?;
+        let known = self.put_again(&mut hold, id, put, settings, deadline).await?;
         if known.is_some() {
             hold.settle();
         }
@@ -357,7 +369,7 @@ impl Objects {
         deadline: Deadline,
     ) -> Result<(bool, Durability), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
-        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, settings, deadline).await? {
             hold.settle();
             return Ok((true, durability));
         }
@@ -389,7 +401,7 @@ impl Objects {
         sync: impl Future<Output = Result<(), StorageError>>,
     ) -> Result<(bool, Durability), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
-        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, settings, deadline).await? {
             hold.settle();
             return Ok((true, durability));
         }
@@ -398,7 +410,7 @@ impl Objects {
         sync.await?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;
-        let file = ingest.file();
+        let (file, age) = (ingest.file(), ingest.age());
         let (kind, payload) = Note::Large { id, file, len }.encode();
         // From here on whoever settles the doubt decides what becomes of the files. All who wrote to them have ended.
         let Some(ingest) = Arc::into_inner(ingest) else {
@@ -409,6 +421,10 @@ impl Objects {
         let append =
             Append { record: (kind, payload.into()), name: None, pin: is_pinned.then_some(id), durable };
         self.append(&mut hold, append, Some(file), deadline).await?;
+        if age > SLOW {
+            // It looks as old as its beginning, by the number that it got then.
+            self.touched.touch(&id, now(), settings.collect_grace);
+        }
         let old =
             self.table.lock().insert(Entry { id, home: Home::Large(file), len, is_pinned, is_bad: false });
         hold.settle();

@@ -67,7 +67,8 @@ pub struct Settings {
     pub upkeep_bytes_per_second: u64,
     /// How often everything is read to see whether it is still what was stored. Default: only when asked for.
     pub scrub_every: Option<Duration>,
-    /// What was put less than this long ago is not collected: whoever puts has so long to pin. Default ten minutes.
+    /// What was put less than this long ago, whether or not it was here before, is not collected: whoever puts has so long
+    /// to pin. Default ten minutes.
     pub collect_grace: Duration,
     /// How long running work may take after a stop. Default 5 s, from 1 to 5.
     pub drain: Duration,

@@ -377,7 +377,10 @@ impl Upkeep {
             (Home::Large(file), Some(mark)) => file < mark.file,
             (Home::Lost, Some(_)) => true,
         };
-        let goes = |entry: &Entry| !entry.is_pinned && is_old(entry) && !gc.keeps(&entry.id);
+        let grace = settings.collect_grace;
+        let is_young = |id: &ContentId| !grace.is_zero() && self.objects.touched.is_young(id, now(), grace);
+        let goes =
+            |entry: &Entry| !entry.is_pinned && is_old(entry) && !is_young(&entry.id) && !gc.keeps(&entry.id);
         let (mut collected, mut after): (Collected, Option<ContentId>) = (Collected::default(), None);
         loop {
             let (page, more) = self.objects.table.lock().page(after.as_ref(), STEP_OBJECTS);

@@ -110,12 +110,12 @@ impl Inner {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
+        let settings = self.settings.load();
         if let Some(id) = put.expect {
-            if let Some((len, durability)) = self.objects.put_known(id, put, deadline).await? {
+            if let Some((len, durability)) = self.objects.put_known(id, put, &settings, deadline).await? {
                 return Ok(Stored { id, len, durability, existed: true });
             }
         }
-        let settings = self.settings.load();
         let mut source = pin!(source);
         let mut gathered = Gathered::default();
         while let Some(bytes) = self.next(source.as_mut(), place, &settings).await? {

@@ -5,6 +5,7 @@
 mod basics;
 mod contract;
 mod formats;
+mod graces;
 mod hooked;
 mod limits;
 mod recovery;
