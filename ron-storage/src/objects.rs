@@ -4,6 +4,7 @@
 //! journal, and notes in the table what was written; whoever reads looks into the table and verifies what it finds there.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     ops::Range,
     path::PathBuf,
@@ -533,54 +534,79 @@ impl Objects {
     pub(crate) async fn hold(&self, id: ContentId, deadline: Deadline) -> Result<Hold, StorageError> {
         let mut hold = deadline.limit("hold", self.holds.take(id)).await?;
         if let Some(doubt) = hold.doubt() {
-            self.settle(&id, doubt, deadline).await?;
+            self.settle(&BTreeMap::from([(id, doubt)]), deadline).await?;
             hold.clear();
         }
         Ok(hold)
     }
 
-    /// Reads what the journal says of an object that somebody was called off from writing about.
-    async fn settle(&self, id: &ContentId, doubt: Doubt, deadline: Deadline) -> Result<(), StorageError> {
-        // Whatever waited for the writer then has been written, or was withdrawn.
+    /// Finds out, for all of some names, what became of what somebody was called off from writing.
+    pub(crate) async fn settle_all(
+        &self,
+        ids: Vec<ContentId>,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let (mut held, mut doubts) = (Vec::new(), BTreeMap::new());
+        for id in ids {
+            let hold = deadline.limit("hold", self.holds.take(id)).await?;
+            doubts.extend(hold.doubt().map(|doubt| (id, doubt)));
+            held.push(hold);
+        }
+        if !doubts.is_empty() {
+            self.settle(&doubts, deadline).await?;
+        }
+        held.into_iter().for_each(Hold::settle);
+        Ok(())
+    }
+
+    /// Reads what the journal says of objects that somebody was called off from writing about: once for all of them, however
+    /// many they are, and no further than it was long when this began.
+    async fn settle(
+        &self,
+        doubts: &BTreeMap<ContentId, Doubt>,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let Some(since) = doubts.values().map(|doubt| doubt.since).min() else { return Ok(()) };
+        // Whatever waited for the writer then has been written, or was withdrawn. What others write meanwhile is not theirs.
         self.journal.sync(deadline).await.map_err(of_journal)?;
-        let (reader, id) = (self.reader.clone(), *id);
-        let since = doubt.since.position();
+        let end = self.reader.segments().last().map(|last| (last.sequence, last.bytes));
+        let (reader, sought) = (self.reader.clone(), doubts.clone());
         let said = move || {
             let mut said = Vec::new();
-            for item in reader.scan(since) {
-                match item? {
-                    Item::Record(record) if record.kind == SMALL && record.name == id => {
-                        said.push((record.position, None, record.payload.len() as u64));
-                    }
-                    Item::Record(record) => {
-                        let note = Note::decode(record.kind, &record.payload);
-                        said.extend(
-                            note.filter(|note| note.id() == Some(id))
-                                .map(|note| (record.position, Some(note), 0)),
-                        );
-                    }
-                    Item::Damaged(_) => {}
+            for item in reader.scan(since.position()) {
+                let Item::Record(record) = item? else { continue };
+                if end.is_some_and(|end| (record.position.segment, record.position.offset) >= end) {
+                    break;
+                }
+                let note = Note::decode(record.kind, &record.payload).filter(|_| record.kind != SMALL);
+                let name =
+                    if record.kind == SMALL { Some(record.name) } else { note.and_then(|note| note.id()) };
+                let is_behind = |doubt: &Doubt| Spot::of(record.position) >= Some(doubt.since);
+                if let Some(id) = name.filter(|name| sought.get(name).is_some_and(is_behind)) {
+                    said.push((id, record.position, note, record.payload.len() as u64));
                 }
             }
             Ok::<_, JournalError>(said)
         };
         let said = self.spawner.blocking("settle", deadline, said).await?.map_err(of_journal)?;
         let mut table = self.table.lock();
-        let before = table.get(&id);
-        for (position, note, len) in said {
+        let before: Vec<_> = doubts.keys().map(|id| table.get(id)).collect();
+        for (id, position, note, len) in said {
             match (note, Spot::of(position)) {
                 (Some(note), _) => table.replay(&note),
                 (None, Some(spot)) => table.replay_small(id, len, spot),
                 (None, None) => {}
             }
         }
-        let now = table.get(&id).map(|entry| entry.home);
+        let now: Vec<_> = doubts.keys().map(|id| table.get(id).map(|entry| entry.home)).collect();
         drop(table);
-        let files = [before.map(|entry| entry.home), doubt.file.map(Home::Large)];
-        for home in files.into_iter().flatten() {
-            if let Home::Large(file) = home {
-                if now != Some(home) {
-                    self.large.doom(file);
+        for ((doubt, before), now) in doubts.values().zip(before).zip(now) {
+            let files = [before.map(|entry| entry.home), doubt.file.map(Home::Large)];
+            for home in files.into_iter().flatten() {
+                if let Home::Large(file) = home {
+                    if now != Some(home) {
+                        self.large.doom(file);
+                    }
                 }
             }
         }

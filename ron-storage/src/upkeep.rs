@@ -44,6 +44,13 @@ const NAMED_MAX: usize = 1000;
 /// What one write to the journal may take, in the background.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Names that are settled with one look at the journal. All streams can leave one each, and others wait for these names
+/// meanwhile.
+const DOUBTS_MAX: usize = 4096;
+
+/// What that may take: as much as was written since the oldest of them is read.
+const SETTLING: Duration = Duration::from_secs(600);
+
 /// How much the journal grows before the index is written again: less than a second of reading when opening.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
@@ -155,11 +162,14 @@ impl Upkeep {
 
     /// Finds out what became of what somebody was called off from writing.
     pub(crate) async fn settle_doubts(&self) {
-        for id in self.objects.holds.doubtful() {
-            match self.objects.hold(id, soon()).await {
-                Ok(hold) => hold.settle(),
-                Err(error) => tracing::debug!(%id, %error, "a doubt remains"),
-            }
+        let mut doubtful = self.objects.holds.doubtful();
+        doubtful.truncate(DOUBTS_MAX);
+        let count = doubtful.len();
+        if count == 0 {
+            return;
+        }
+        if let Err(error) = self.objects.settle_all(doubtful, Deadline::after(SETTLING)).await {
+            tracing::debug!(count, %error, "doubts remain");
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod basics;
 mod contract;
+mod doubts;
 mod formats;
 mod graces;
 mod hooked;
