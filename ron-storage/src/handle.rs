@@ -74,7 +74,7 @@ pub enum Event {
     Scrubbed {
         /// Objects that were read.
         objects: u64,
-        /// Those of them that are damaged, up to a thousand.
+        /// Those of them that are damaged or cannot be read, up to a thousand of each.
         damaged: usize,
     },
 }
@@ -189,6 +189,9 @@ pub struct Scrubbed {
     pub bytes: u64,
     /// Objects that are not what was stored, the first thousand of them.
     pub damaged: Vec<ContentId>,
+    /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
+    /// do better, and putting one again writes it anew.
+    pub unreadable: Vec<ContentId>,
 }
 
 /// What is kept, and what that takes.

@@ -294,7 +294,6 @@ fn load(
             large.skip_to(header.next_file);
             (table, header.floor.position())
         }
-        Err(index::Unusable::Disk(error)) => return Err(of_disk(error)),
         Err(reason) => {
             opened.rebuilt = Some(reason.to_string());
             (Table::default(), Position::START)

@@ -23,6 +23,7 @@ use crate::{
         records::{Note, SMALL},
         table::{Entry, Home, Spot},
     },
+    metrics::UNREADABLE,
     objects::Objects,
     planted::{Bug, is_planted},
     settings::Settings,
@@ -504,15 +505,28 @@ pub(crate) async fn scrub(objects: &Arc<Objects>, pacer: &Pacer) -> Result<Scrub
         after = page.last().map(|last| last.id);
         for entry in page {
             scrubbed.objects += 1;
-            let is_whole = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await?;
-            if !is_whole && scrubbed.damaged.len() < NAMED_MAX {
-                scrubbed.damaged.push(entry.id);
+            let mut found = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await;
+            if matches!(found, Err(StorageError::Disk { .. })) {
+                found = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await;
+            }
+            let list = match found {
+                Ok(true) => continue,
+                Ok(false) => &mut scrubbed.damaged,
+                // Sectors go bad one by one, and the others are to be looked at too.
+                Err(StorageError::Disk { message }) => {
+                    tracing::error!(id = %entry.id, message, "an object cannot be read");
+                    objects.metrics.tally(UNREADABLE, "scrub").add(1);
+                    &mut scrubbed.unreadable
+                }
+                Err(error) => return Err(error),
+            };
+            if list.len() < NAMED_MAX {
+                list.push(entry.id);
             }
         }
         if !more {
-            objects
-                .events
-                .publish(Event::Scrubbed { objects: scrubbed.objects, damaged: scrubbed.damaged.len() });
+            let damaged = scrubbed.damaged.len() + scrubbed.unreadable.len();
+            objects.events.publish(Event::Scrubbed { objects: scrubbed.objects, damaged });
             return Ok(scrubbed);
         }
     }

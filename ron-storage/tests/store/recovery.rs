@@ -2,12 +2,12 @@
 
 use std::{path::Path, sync::Arc};
 
-use ron_core::{ContentId, disk::Disk as _, sim::SimDisk};
+use ron_core::{ContentId, Metrics, disk::Disk as _, prometheus_client::registry::Registry, sim::SimDisk};
 use ron_storage::{Gc, Settings, StorageError, Store};
 
 use super::{
     limits::{host, sim},
-    world::{content, soon},
+    world::{content, counters, soon},
 };
 
 fn settings() -> Settings {
@@ -113,5 +113,50 @@ async fn large_objects_without_a_journal_are_refused() {
     disk.put(FIRST, &log);
     let store = start(&disk).await.unwrap();
     assert_eq!((store.opened().adopted, store.usage().objects), (0, 1));
+    host.shutdown().await;
+}
+
+/// Sectors that cannot be read cost what is in them: a scrub goes on, opening makes the index anew, compaction gets past
+/// them.
+#[tokio::test(start_paused = true)]
+async fn a_bad_sector_stops_nothing() {
+    let (mut registry, host, disk) = (Registry::default(), host(), SimDisk::new());
+    let metrics = Metrics::register("ron_storage", &mut registry);
+    let builder =
+        Store::builder().data(Arc::new(disk.clone()), "store").settings(settings()).metrics(metrics);
+    let store = builder.start(&host).await.unwrap();
+    for number in 0..30 {
+        store.put_bytes(content(900, number), soon()).await.unwrap();
+    }
+    let large = store.put_bytes(content(200_000, 100), soon()).await.unwrap().id;
+    store.put_bytes(content(200_000, 101), soon()).await.unwrap();
+    disk.spoil("store/large/0000000000000001.dat", 70_000);
+    // In the second of ten records.
+    disk.spoil(FIRST, 1200);
+    let scrubbed = store.scrub(soon()).await.unwrap();
+    let mut unreadable = vec![large, id(900, 1)];
+    unreadable.sort_unstable();
+    assert_eq!((scrubbed.objects, &scrubbed.unreadable, scrubbed.damaged.len()), (32, &unreadable, 0));
+    assert!(
+        counters(&registry).contains("unreadable_total{found_by=\"scrub\"} 2"),
+        "{}",
+        counters(&registry)
+    );
+    assert!(matches!(store.get_bytes(large, 200_000, soon()).await, Err(StorageError::Disk { .. })));
+    store.shutdown().await;
+
+    disk.spoil("store/index", 200);
+    let store = sim(&host, &disk, settings()).await;
+    let opened = store.opened().clone();
+    assert!(opened.rebuilt.as_ref().is_some_and(|why| why.contains("cannot be read")), "{opened:?}");
+    assert!(opened.damaged == 1 && opened.objects >= 24, "{opened:?}");
+    for number in (0..30).filter(|number| *number > 8) {
+        assert_eq!(store.get_bytes(id(900, number), 900, soon()).await.unwrap(), content(900, number));
+        store.delete(id(900, number), soon()).await.unwrap();
+    }
+    let first = id(900, 8);
+    assert!(store.compact(soon()).await.unwrap() > 8192);
+    assert!(disk.bytes(FIRST).is_none(), "the segment with the bad sector is gone");
+    assert_eq!(store.get_bytes(first, 900, soon()).await.unwrap(), content(900, 8));
     host.shutdown().await;
 }
