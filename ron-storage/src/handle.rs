@@ -732,7 +732,7 @@ impl Store {
             return Err(StorageError::Canceled);
         }
         let pass = self.client.map(|client| self.inner.gate.enter(client, 0)).transpose()?;
-        streams.admit(pass, self.settings().idle_timeout)
+        streams.admit(self.client, pass, self.settings().idle_timeout)
     }
 
     fn begin(&self, op: &'static str, deadline: Deadline) -> Result<Option<Pass>, StorageError> {

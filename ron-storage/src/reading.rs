@@ -20,7 +20,8 @@ type Pending = Pin<Box<dyn Future<Output = Result<Bytes, StorageError>> + Send>>
 /// The bytes of an object, or of a part of it, as they are read and verified. A [`Stream`] too.
 ///
 /// Between two pieces it holds no worker and no bytes, only its place among the streams. If it stands still for longer
-/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`.
+/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`; and so it
+/// does if all places are taken, its client has most of them, and it is the slowest of those.
 pub struct Reader {
     inner: Arc<Inner>,
     place: Place,
@@ -66,6 +67,12 @@ impl Reader {
     /// meanwhile, [`StorageError::Busy`] when too many wait (ask again), [`StorageError::Timeout`].
     pub async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
+    }
+
+    /// Whether somebody else has its place now.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_lost_its_place(&self) -> bool {
+        self.place.is_lost()
     }
 
     fn read_next(&self) -> Result<Pending, StorageError> {

@@ -98,7 +98,9 @@ impl Default for Settings {
             chunk_bytes: 1 << 20,
             stream_bytes_max: 64 << 20,
             client_limits: limits(20_000, 64),
-            total_limits: limits(200_000, 1024),
+            // Streams are bounded by their places. Half of this is for clients that are new, which must not be refused
+            // because streams of others hold all places.
+            total_limits: limits(200_000, 4096),
             clients_remembered: 4096,
             events_lane: 1024,
             read_timeout: Duration::from_secs(5),
