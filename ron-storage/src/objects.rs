@@ -310,6 +310,21 @@ impl Objects {
         if self.is_durable { durability } else { Durability::Buffered }
     }
 
+    /// Whether an object that is here still looks as if it could be read: a small one is, a large one has its files.
+    async fn is_sound(&self, entry: &Entry, deadline: Deadline) -> Result<bool, StorageError> {
+        let (reader, large, entry) = (self.reader.clone(), Arc::clone(&self.large), *entry);
+        let look = move || match entry.home {
+            Home::Small(spot) => {
+                let len = u32::try_from(entry.len).unwrap_or(u32::MAX);
+                let record = reader.read_sized(spot.position(), len);
+                record.is_ok_and(|record| record.kind == SMALL && record.name == entry.id)
+            }
+            Home::Large(file) => large.check_header(file, &entry.id, entry.len).unwrap_or(false),
+            Home::Lost => false,
+        };
+        Ok(self.spawner.blocking("look", deadline, look).await?)
+    }
+
     /// If the object is here: pins it and makes it durable, if that is asked for. It is as young from then on as one that
     /// is new.
     async fn put_again(
@@ -323,6 +338,11 @@ impl Objects {
         let Some(entry) = self.entry(&id).filter(|entry| !entry.is_bad) else {
             return Ok(None);
         };
+        // The caller has the object, or can bring it: the last moment at which damage can still be mended.
+        if !self.is_sound(&entry, deadline).await? {
+            self.quarantine(&entry, "put");
+            return Ok(None);
+        }
         self.touched.touch(&id, now(), settings.collect_grace);
         if put.pin && !entry.is_pinned {
             self.write(hold, Note::Pinned(id), deadline).await?;
@@ -470,11 +490,15 @@ impl Objects {
         Ok(changes)
     }
 
-    /// Writes down that an object is damaged, if it still is.
+    /// Writes down that an object is damaged, if it still is, and with it whether it is pinned: what said so may go with the
+    /// part of the journal that was damaged.
     pub(crate) async fn write_bad(&self, id: ContentId, deadline: Deadline) -> Result<(), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
         if let Some(entry) = self.entry(&id).filter(|entry| entry.is_bad) {
-            self.write(&mut hold, Note::Bad { id, len: entry.len }, deadline).await?;
+            let (kind, payload) = Note::Bad { id, len: entry.len }.encode();
+            let pin = entry.is_pinned.then_some(id);
+            let append = Append { record: (kind, payload.into()), name: None, pin, durable: true };
+            self.append(&mut hold, append, None, deadline).await?;
             hold.settle();
         }
         Ok(())

@@ -309,6 +309,11 @@ fn load(
     }
     let end = end.map_err(of_journal)?;
     let Replaying { mut table, mut opened, orphans } = replaying;
+    // An index that is older than a compaction may know places that are gone. What could be moved was, and that was replayed.
+    let first = reader.segments().first().map(|first| Position { segment: first.sequence, offset: 0 });
+    if let Some(first) = first.and_then(Spot::of) {
+        table.lose_before(first);
+    }
     let mut adopted = Vec::new();
     // A file that the journal does not know is left over from a crash, if the journal can be read. If a part of it cannot, it
     // may as well be an object whose record was there.

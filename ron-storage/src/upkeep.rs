@@ -3,7 +3,7 @@
 //! Everything here is cut into steps of a mebibyte or a few hundred objects, so that whoever is served meanwhile waits for
 //! one step at most. One task runs it, so that of those who hold many names at once there is only one.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{
@@ -277,7 +277,7 @@ impl Upkeep {
     /// Writes again, at the end of the journal, what is alive among some records.
     async fn move_on(&self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
         let objects = &self.objects;
-        let mut moved = Vec::new();
+        let (mut moved, mut names) = (Vec::new(), HashSet::new());
         let mut appends: Vec<(u8, Bytes)> = Vec::new();
         for item in items {
             let record = match item {
@@ -292,7 +292,8 @@ impl Upkeep {
                 appends.push((record.kind, record.payload));
                 continue;
             };
-            if !is_alive {
+            // The journal may say the same twice, and what is said of an object is written from the table.
+            if !is_alive || !names.insert(id) {
                 continue;
             }
             let hold = objects.hold(id, soon()).await?;

@@ -2,12 +2,17 @@
 
 use std::{path::Path, sync::Arc};
 
-use ron_core::{ContentId, Metrics, disk::Disk as _, prometheus_client::registry::Registry, sim::SimDisk};
+use ron_core::{
+    ContentId, Metrics,
+    disk::Disk as _,
+    prometheus_client::registry::Registry,
+    sim::{CrashStyle, SimDisk},
+};
 use ron_storage::{Gc, Settings, StorageError, Store};
 
 use super::{
     limits::{host, sim},
-    world::{content, counters, soon},
+    world::{Pieces, content, counters, soon},
 };
 
 fn settings() -> Settings {
@@ -158,5 +163,79 @@ async fn a_bad_sector_stops_nothing() {
     assert!(store.compact(soon()).await.unwrap() > 8192);
     assert!(disk.bytes(FIRST).is_none(), "the segment with the bad sector is gone");
     assert_eq!(store.get_bytes(first, 900, soon()).await.unwrap(), content(900, 8));
+    host.shutdown().await;
+}
+
+/// An object that went with a damaged part of the journal stays known, pinned and quarantined, whatever becomes of the
+/// index, until it is put again.
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_stays_known_with_its_pin() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, settings()).await;
+    let lost = id(900, 1);
+    for number in 0..30 {
+        store.put_bytes(content(900, number), soon()).await.unwrap();
+    }
+    store.pin(lost, soon()).await.unwrap();
+    store.shutdown().await;
+    let older = disk.bytes("store/index").unwrap();
+    let store = sim(&host, &disk, settings()).await;
+    disk.flip_bit(FIRST, 1200);
+    for number in 2..27 {
+        store.delete(id(900, number), soon()).await.unwrap();
+    }
+    assert!(store.compact(soon()).await.unwrap() > 8192 && disk.bytes(FIRST).is_none());
+    disk.restart(CrashStyle::KeepAll);
+    store.shutdown().await;
+    for index in [Some(&older), None, None] {
+        match index {
+            Some(index) => disk.put("store/index", index),
+            None => drop(disk.remove(Path::new("store/index"))),
+        }
+        let store = sim(&host, &disk, settings()).await;
+        let stat = store.stat(lost, soon()).await.unwrap();
+        assert!(stat.is_pinned && stat.is_quarantined, "{stat:?} {:?}", store.opened());
+        assert_eq!(store.get_bytes(lost, 900, soon()).await, Err(StorageError::Corrupt { id: lost, at: 0 }));
+        // More of the journal goes, and what it says of the object is carried on.
+        for number in 0..40 {
+            let id = store.put_bytes(content(800, number), soon()).await.unwrap().id;
+            store.delete(id, soon()).await.unwrap();
+        }
+        assert!(store.compact(soon()).await.unwrap() > 8192);
+        store.shutdown().await;
+    }
+    let store = sim(&host, &disk, settings()).await;
+    store.put_bytes(content(900, 1), soon()).await.unwrap();
+    let stat = store.stat(lost, soon()).await.unwrap();
+    assert!(stat.is_pinned && !stat.is_quarantined, "{stat:?}");
+    host.shutdown().await;
+}
+
+/// Whoever puts an object that is here and rotten mends it, and is not told that it is safe.
+#[tokio::test(start_paused = true)]
+async fn putting_again_mends_what_nobody_has_noticed() {
+    let (mut registry, host, disk) = (Registry::default(), host(), SimDisk::new());
+    let metrics = Metrics::register("ron_storage", &mut registry);
+    let builder =
+        Store::builder().data(Arc::new(disk.clone()), "store").settings(settings()).metrics(metrics);
+    let store = builder.start(&host).await.unwrap();
+    let damages: [(usize, &dyn Fn()); 4] = [
+        (900, &|| disk.flip_bit(FIRST, 500)),
+        (5000, &|| disk.remove(Path::new("store/large/0000000000000001.dat")).unwrap()),
+        (6000, &|| disk.flip_bit("store/large/0000000000000002.tree", 20)),
+        (7000, &|| disk.spoil("store/large/0000000000000003.tree", 20)),
+    ];
+    for (size, _) in damages {
+        store.put_bytes(content(size, 1), soon()).await.unwrap();
+    }
+    for (size, damage) in damages {
+        let id = id(size, 1);
+        damage();
+        let stored = store.put_expect(id, Pieces::cut(&content(size, 1), 700), soon()).await.unwrap();
+        assert!(!stored.existed, "{size}");
+        assert_eq!(store.get_bytes(id, 9000, soon()).await.unwrap(), content(size, 1));
+        assert!(store.put_bytes(content(size, 1), soon()).await.unwrap().existed, "{size}");
+    }
+    assert!(counters(&registry).contains("corrupt_total{found_by=\"put\"} 4"), "{}", counters(&registry));
     host.shutdown().await;
 }
