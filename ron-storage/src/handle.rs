@@ -23,7 +23,7 @@ use crate::{
     Proof, Put, Reader, Settings, StorageError, Stored,
     actor::{
         Errand, GetPool, KEEPER, Keeper, PutPool, SCRUBBER, SCRUBS, UPKEEP, keep, pace, scrub_all,
-        start_gets, start_puts,
+        start_gets, start_puts, start_syncs,
     },
     logic::{proof::GroupSet, tree::Shape},
     metrics::{COMMIT_SECONDS, DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
@@ -293,6 +293,7 @@ impl Builder {
         let objects = Arc::new(Objects::new(parts, events.clone(), upkeep.clone(), &metrics));
         let gets = start_gets(&pools, &settings, &objects).map_err(no_threads)?;
         let puts = start_puts(&pools, &settings).map_err(no_threads)?;
+        let syncs = start_syncs(&pools, &settings).map_err(no_threads)?;
         let ready = supervisor.ready();
         let mut gates = Vec::from(gets.watch(ready, WRITES_AT, READS_AT));
         gates.extend(puts.watch(ready, WRITES_AT, Ratio::percent(100)));
@@ -321,6 +322,7 @@ impl Builder {
             objects,
             gets,
             puts,
+            syncs,
             upkeep,
             scrubs,
             events,
@@ -366,6 +368,7 @@ pub(crate) struct Inner {
     pub(crate) objects: Arc<Objects>,
     pub(crate) gets: GetPool,
     pub(crate) puts: PutPool,
+    pub(crate) syncs: PutPool,
     pub(crate) upkeep: Lane<Errand>,
     pub(crate) scrubs: Lane<Reply<Result<Scrubbed, StorageError>>>,
     pub(crate) pacer: Arc<Pacer>,
@@ -389,6 +392,7 @@ pub(crate) struct Counts {
     pub(crate) written_bytes: Tally,
     pub(crate) commit: Histogram,
     pub(crate) put_idle: Tally,
+    pub(crate) put_late: Tally,
 }
 
 impl Counts {
@@ -402,6 +406,7 @@ impl Counts {
             written_bytes: metrics.tally(WRITTEN_BYTES, ""),
             commit: metrics.histogram(COMMIT_SECONDS),
             put_idle: metrics.tally(Counter::IoTimeouts, "put_idle"),
+            put_late: metrics.tally(Counter::IoTimeouts, "put"),
         }
     }
 }

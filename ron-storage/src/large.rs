@@ -382,6 +382,11 @@ impl Ingest {
         Ok((tree.id, len))
     }
 
+    /// Makes what is written so far durable, so that little is left for the end. Blocks.
+    pub(crate) fn sync_so_far(&self) -> Result<(), StorageError> {
+        self.data.sync_data().map_err(of_disk)
+    }
+
     /// Makes both files survive a crash, name and all. Blocks.
     pub(crate) fn sync(&self) -> Result<(), StorageError> {
         if !is_planted(Bug::NoSync) {

@@ -86,8 +86,8 @@ pub use writing::{Durability, Put, Stored};
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
-        &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
+        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
+        &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER],
         &[streams::PLACES, holds::HOLDS, objects::TABLE, touched::TOUCHED, large::OPENED],
     )
 }

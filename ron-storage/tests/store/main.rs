@@ -10,5 +10,6 @@ mod graces;
 mod hooked;
 mod limits;
 mod recovery;
+mod syncs;
 mod upkeep;
 mod world;
