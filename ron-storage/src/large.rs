@@ -63,6 +63,19 @@ struct State {
     open: VecDeque<(u64, Arc<Opened>)>,
     /// Files that belong to no object any more, or never did.
     doomed: Vec<u64>,
+    /// How many there were so far. What was opened before the last of them may be one of them.
+    dooms: u64,
+}
+
+impl State {
+    /// An object's files, if they are open; they stay so for longest then.
+    fn find(&mut self, file: u64) -> Option<Arc<Opened>> {
+        let at = self.open.iter().position(|(number, _)| *number == file)?;
+        let found = self.open.remove(at)?;
+        let opened = Arc::clone(&found.1);
+        self.open.push_back(found);
+        Some(opened)
+    }
 }
 
 /// An object's files, open for reading.
@@ -157,20 +170,26 @@ impl Large {
     }
 
     fn opened(&self, file: u64) -> Result<Arc<Opened>, DiskError> {
-        {
+        let dooms = {
             let mut state = self.state.lock();
-            if let Some(at) = state.open.iter().position(|(number, _)| *number == file) {
-                let found = state.open.remove(at).expect("the position was just found");
-                let opened = Arc::clone(&found.1);
-                state.open.push_back(found);
+            if let Some(opened) = state.find(file) {
                 return Ok(opened);
             }
-        }
+            state.dooms
+        };
         let opened = Arc::new(Opened {
             data: self.disk.open(&self.path(file, "dat"), Access::Read)?,
             tree: self.disk.open(&self.path(file, "tree"), Access::Read)?,
         });
         let mut state = self.state.lock();
+        if let Some(found) = state.find(file) {
+            // Two missed it at once, and one is enough: a second would stay when the object goes, and hold its space.
+            drop(state);
+            return Ok(found);
+        }
+        if state.dooms != dooms {
+            return Ok(opened);
+        }
         let closed = if state.open.len() == OPEN_MAX { state.open.pop_front() } else { None };
         state.open.push_back((file, Arc::clone(&opened)));
         drop(state);
@@ -182,6 +201,7 @@ impl Large {
     pub(crate) fn doom(&self, file: u64) {
         let mut state = self.state.lock();
         state.doomed.push(file);
+        state.dooms += 1;
         let at = state.open.iter().position(|(number, _)| *number == file);
         let closed = at.and_then(|at| state.open.remove(at));
         drop(state);
@@ -422,4 +442,96 @@ pub(crate) struct Hashing {
     /// Finished and not written yet, and how many bytes are.
     nodes: Vec<u8>,
     written: u64,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "threads that a test stops where it wants"
+)]
+mod tests {
+    use std::sync::mpsc;
+
+    use ron_core::disk::{DiskLock, Entry, MemoryDisk};
+
+    use super::*;
+
+    /// A disk on which opening the tree of an object waits for the test.
+    #[derive(Debug)]
+    struct Waiting(MemoryDisk, std::sync::Mutex<mpsc::Receiver<()>>, AtomicU64);
+
+    impl Disk for Waiting {
+        fn create(&self, path: &Path) -> Result<File, DiskError> {
+            self.0.create(path)
+        }
+        fn open(&self, path: &Path, access: Access) -> Result<File, DiskError> {
+            if path.extension().is_some_and(|kind| kind == "tree") {
+                self.2.fetch_add(1, Ordering::SeqCst);
+                self.1.lock().unwrap().recv().unwrap();
+            }
+            self.0.open(path, access)
+        }
+        fn list(&self, dir: &Path) -> Result<Vec<Entry>, DiskError> {
+            self.0.list(dir)
+        }
+        fn remove(&self, path: &Path) -> Result<(), DiskError> {
+            self.0.remove(path)
+        }
+        fn rename(&self, from: &Path, to: &Path) -> Result<(), DiskError> {
+            self.0.rename(from, to)
+        }
+        fn make_dir(&self, path: &Path) -> Result<(), DiskError> {
+            self.0.make_dir(path)
+        }
+        fn sync_dir(&self, dir: &Path) -> Result<(), DiskError> {
+            self.0.sync_dir(dir)
+        }
+        fn lock(&self, path: &Path) -> Result<DiskLock, DiskError> {
+            self.0.lock(path)
+        }
+        fn free_space(&self) -> Result<u64, DiskError> {
+            self.0.free_space()
+        }
+    }
+
+    /// Nobody keeps a file open that is to go, whoever opened it and however often.
+    #[test]
+    fn what_is_doomed_is_not_kept_open() {
+        let (go, waits) = mpsc::channel();
+        let waiting = Arc::new(Waiting(MemoryDisk::new(), std::sync::Mutex::new(waits), AtomicU64::new(0)));
+        let disk: Arc<dyn Disk> = Arc::clone(&waiting) as Arc<dyn Disk>;
+        let until = |opens| {
+            while waiting.2.load(Ordering::SeqCst) < opens {
+                std::thread::yield_now();
+            }
+        };
+        disk.make_dir(Path::new(DIR)).unwrap();
+        let large = Large::new(&disk, Path::new(""), &Metrics::default());
+        let ingest = large.begin().unwrap();
+        ingest.finish(Hashing::default()).unwrap();
+        let file = ingest.file();
+        ingest.keep();
+        std::thread::scope(|threads| {
+            // Both miss it before either has it.
+            let readers = [0, 1].map(|_| threads.spawn(|| drop(large.opened(file).unwrap())));
+            until(2);
+            for reader in readers {
+                go.send(()).unwrap();
+                drop(reader);
+            }
+        });
+        assert_eq!(large.state.lock().open.len(), 1);
+        large.doom(file);
+        assert!(large.state.lock().open.is_empty());
+        std::thread::scope(|threads| {
+            let reader = threads.spawn(|| drop(large.opened(file).unwrap()));
+            until(3);
+            large.doom(file);
+            go.send(()).unwrap();
+            reader.join().unwrap();
+        });
+        assert!(large.state.lock().open.is_empty());
+    }
 }
