@@ -3,21 +3,23 @@
 //! A backup is a directory: `objects/ab/ab…` with the 64 hex digits of the name as the name of the file and the first two
 //! as its directory, and `pins`, a line for each id that is pinned. Files are whole when they have their names, so a backup
 //! that was cut off is gone on with by doing it again; objects never change, so one that is there is not fetched again.
-//! Everything is verified: on the way out of the node, and by name before it is put back.
+//! Everything is verified: on the way out of the node, and by name before it is put back; what is kept from before also then,
+//! with `--verify`. An object that goes away or turns out damaged while the backup runs is passed over.
 
 use std::{
+    collections::BTreeSet,
     error::Error,
     io,
     path::{Path, PathBuf},
 };
 
 use ron_core::{ContentId, Deadline};
-use ron_storage::client::{Client, PutOptions};
+use ron_storage::client::{Client, ClientError, PutOptions, RemoteStat};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
-    client::{Reading, Target, fetch_file},
+    client::{Reading, Target, fetch_file, part_of},
     progress::Progress,
 };
 
@@ -27,32 +29,43 @@ const PAGE: usize = 500;
 /// What one object may take.
 const OBJECT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 
-/// Writes what the node has into `directory`.
-pub(crate) async fn backup(directory: &Path, target: &Target) -> Result<(), Box<dyn Error>> {
+/// Writes what the node has into `directory`. What is there already is believed by its name and length, or read and checked
+/// with `verify`.
+pub(crate) async fn backup(directory: &Path, verify: bool, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.client()?;
-    let (mut fetched, mut kept, mut bytes, mut pins) = (0_u64, 0_u64, 0_u64, String::new());
-    let mut damaged = Vec::new();
+    let (mut fetched, mut kept, mut gone, mut bytes) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let (mut pins, mut damaged) = (String::new(), Vec::new());
+    let objects = directory.join("objects");
+    tokio::fs::create_dir_all(&objects).await.map_err(|error| named(&objects, &error))?;
+    // Names that are new, to be made durable together at the end.
+    let mut unsynced = BTreeSet::from([directory.to_owned(), objects]);
     let mut after = None;
     loop {
         let page = client.list(after, PAGE, target.deadline()).await?;
         for object in page.objects {
+            let path = place(directory, object.id);
+            let got = if object.quarantined {
+                Got::Damaged
+            } else if is_there(&path, &object, verify).await? {
+                Got::Kept
+            } else {
+                let parent = path.parent().unwrap_or(directory);
+                tokio::fs::create_dir_all(parent).await.map_err(|error| named(parent, &error))?;
+                unsynced.insert(parent.to_owned());
+                got(&client, object.id, &path, target).await?
+            };
+            match got {
+                Got::Fetched(len) => (fetched, bytes) = (fetched + 1, bytes + len),
+                Got::Kept => kept += 1,
+                Got::Damaged => damaged.push(object.id.to_string()),
+                Got::Gone => {
+                    gone += 1;
+                    continue;
+                }
+            }
             if object.pinned {
                 pins.push_str(&format!("{}\n", object.id));
             }
-            if object.quarantined {
-                damaged.push(object.id.to_string());
-                continue;
-            }
-            let path = place(directory, object.id);
-            // Whole if it has its name; a file of another length was not written by us.
-            if tokio::fs::metadata(&path).await.is_ok_and(|meta| meta.len() == object.size) {
-                kept += 1;
-                continue;
-            }
-            let parent = path.parent().unwrap_or(directory);
-            tokio::fs::create_dir_all(parent).await.map_err(|error| named(parent, &error))?;
-            bytes += fetch_file(&client, object.id, &path, target.deadline()).await?;
-            fetched += 1;
         }
         after = page.next;
         if after.is_none() {
@@ -60,52 +73,111 @@ pub(crate) async fn backup(directory: &Path, target: &Target) -> Result<(), Box<
         }
     }
     write_whole(&directory.join("pins"), &pins).await?;
-    sync(directory).await?;
+    for directory in unsynced {
+        sync(&directory).await?;
+    }
     if target.is_json() {
-        println!("{}", json!({"fetched": fetched, "kept": kept, "bytes": bytes, "damaged": damaged}));
+        let told =
+            json!({"fetched": fetched, "kept": kept, "bytes": bytes, "gone": gone, "damaged": damaged});
+        println!("{told}");
     } else {
         println!("{fetched} objects fetched ({bytes} bytes), {kept} were there");
     }
     if damaged.is_empty() { Ok(()) } else { Err(Damaged { ids: damaged }.into()) }
 }
 
-/// Puts what is in `directory` into the node.
+/// What became of one object.
+enum Got {
+    Fetched(u64),
+    Kept,
+    /// It was deleted since the node listed it.
+    Gone,
+    /// The node found it damaged, perhaps only now.
+    Damaged,
+}
+
+async fn got(client: &Client, id: ContentId, path: &Path, target: &Target) -> Result<Got, Box<dyn Error>> {
+    let error = match fetch_file(client, id, path, || target.deadline()).await {
+        Ok(len) => return Ok(Got::Fetched(len)),
+        Err(error) => error,
+    };
+    let got = match error.downcast_ref::<ClientError>() {
+        Some(ClientError::NotFound { .. }) => Got::Gone,
+        Some(ClientError::Lied { .. }) => Got::Damaged,
+        Some(ClientError::Refused { code, .. }) if code == "damaged" => Got::Damaged,
+        _ => return Err(error),
+    };
+    // Nothing is left to go on with.
+    let _ = tokio::fs::remove_file(part_of(path)).await;
+    Ok(got)
+}
+
+/// Whether an object was fetched before: it is whole if it has its name, and a file of another length was not written by us.
+async fn is_there(path: &Path, object: &RemoteStat, verify: bool) -> Result<bool, Box<dyn Error>> {
+    let is_so = tokio::fs::metadata(path).await.is_ok_and(|meta| meta.len() == object.size);
+    if is_so && verify { is_named_right(path, object.id).await } else { Ok(is_so) }
+}
+
+/// Puts what is in `directory` into the node, what was pinned with its pin: a collection may come at any time.
 pub(crate) async fn restore(directory: &Path, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.client()?;
-    let (mut stored, mut existed) = (0_u64, 0_u64);
+    let pins = directory.join("pins");
+    let pins = tokio::fs::read_to_string(&pins).await.map_err(|error| named(&pins, &error))?;
+    let pins: Result<BTreeSet<ContentId>, String> =
+        pins.lines().map(|line| line.parse().map_err(|error| format!("pins: {line:?}: {error}"))).collect();
+    let mut pins = pins?;
+    let (mut stored, mut existed, mut pinned) = (0_u64, 0_u64, 0_u64);
     let mut damaged = Vec::new();
-    let objects = directory.join("objects");
-    for shelf in entries(&objects).await? {
+    for shelf in entries(&directory.join("objects")).await? {
         for path in entries(&shelf).await? {
             let Some(id) = name_of(&path) else { continue };
+            let pin = pins.contains(&id);
             if client.stat(id, target.deadline()).await.is_ok_and(|stat| !stat.quarantined) {
-                existed += 1;
-                continue;
+                if !pin || is_pinned(&client, id, target).await? {
+                    existed += 1;
+                    pinned += u64::from(pins.remove(&id));
+                    continue;
+                }
+                // It went while we looked.
             }
             if !is_named_right(&path, id).await? {
                 damaged.push(id.to_string());
+                pins.remove(&id);
                 continue;
             }
-            put(&client, &path, id).await?;
+            put(&client, &path, id, pin).await?;
             stored += 1;
+            pinned += u64::from(pins.remove(&id));
         }
     }
-    let pins = directory.join("pins");
-    let pins = tokio::fs::read_to_string(&pins).await.map_err(|error| named(&pins, &error))?;
-    let mut pinned = 0_u64;
-    for line in pins.lines() {
-        let id: ContentId = line.parse().map_err(|error| format!("pins: {line:?}: {error}"))?;
-        if !damaged.contains(&line.to_owned()) {
-            client.pin(id, target.deadline()).await?;
+    // Pinned and not in the backup, because it was damaged then; the node may have it.
+    let mut unpinned = Vec::new();
+    for id in pins {
+        if is_pinned(&client, id, target).await? {
             pinned += 1;
+        } else {
+            unpinned.push(id.to_string());
         }
     }
     if target.is_json() {
-        println!("{}", json!({"stored": stored, "existed": existed, "pinned": pinned, "damaged": damaged}));
+        let told = json!({
+            "stored": stored, "existed": existed, "pinned": pinned, "unpinned": unpinned, "damaged": damaged,
+        });
+        println!("{told}");
     } else {
         println!("{stored} objects stored, {existed} were there, {pinned} pinned");
+        unpinned.iter().for_each(|id| println!("not there to be pinned: {id}"));
     }
     if damaged.is_empty() { Ok(()) } else { Err(Damaged { ids: damaged }.into()) }
+}
+
+/// Pins an object, if it is there.
+async fn is_pinned(client: &Client, id: ContentId, target: &Target) -> Result<bool, Box<dyn Error>> {
+    match client.pin(id, target.deadline()).await {
+        Ok(_) => Ok(true),
+        Err(ClientError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Some objects are not what their names say. Everything else was done.
@@ -125,10 +197,16 @@ fn name_of(path: &Path) -> Option<ContentId> {
     format!("b3:{}", path.file_name()?.to_str()?).parse().ok()
 }
 
+/// What is in a directory; nothing if it is none, or not there: somebody may keep files of his own beside ours.
 async fn entries(directory: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     let failed = |error: io::Error| named(directory, &error);
     let mut found = Vec::new();
-    let mut reader = tokio::fs::read_dir(directory).await.map_err(failed)?;
+    let mut reader = match tokio::fs::read_dir(directory).await {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::NotFound) => {
+            return Ok(found);
+        }
+        reader => reader.map_err(failed)?,
+    };
     while let Some(entry) = reader.next_entry().await.map_err(failed)? {
         found.push(entry.path());
     }
@@ -147,11 +225,11 @@ async fn is_named_right(path: &Path, id: ContentId) -> Result<bool, Box<dyn Erro
     Ok(ContentId::from_bytes(*hasher.finalize().as_bytes()) == id)
 }
 
-async fn put(client: &Client, path: &Path, id: ContentId) -> Result<(), Box<dyn Error>> {
+async fn put(client: &Client, path: &Path, id: ContentId, pin: bool) -> Result<(), Box<dyn Error>> {
     let file = tokio::fs::File::open(path).await.map_err(|error| named(path, &error))?;
     let len = file.metadata().await.map_err(|error| named(path, &error))?.len();
     let source = Reading { source: Box::pin(file), progress: Progress::new("put", Some(len)) };
-    let options = PutOptions { len: Some(len), ..PutOptions::default() };
+    let options = PutOptions { len: Some(len), pin, ..PutOptions::default() };
     let stored = client.put(source, options, Deadline::after(OBJECT_MAX)).await?;
     if stored.id == id { Ok(()) } else { Err(format!("{} changed while it was read", path.display()).into()) }
 }
@@ -164,7 +242,7 @@ async fn write_whole(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
     tokio::fs::rename(&part, path).await.map_err(|error| named(path, &error))
 }
 
-async fn sync(path: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn sync(path: &Path) -> Result<(), Box<dyn Error>> {
     let file = tokio::fs::File::open(path).await.map_err(|error| named(path, &error))?;
     file.sync_all().await.map_err(|error| named(path, &error))
 }

@@ -367,25 +367,32 @@ async fn get(
 /// Into a file that has its name only when it is whole and on disk.
 async fn get_file(id: ContentId, output: &Path, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.client()?;
-    let size = fetch_file(&client, id, output, target.deadline()).await?;
+    let size = fetch_file(&client, id, output, || target.deadline()).await?;
+    let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    crate::backup::sync(directory).await?;
     let path = output.display().to_string();
     say(target, id, json!({"id": id.to_string(), "size": size, "path": path}))
 }
 
-/// Fetches an object into `output` by way of `output.part`, going on behind what is there of it.
+/// Fetches an object into `output` by way of `output.part`, going on behind what is there of it. Each question to the node has
+/// a deadline of its own: what is there may take minutes to hash.
 pub(crate) async fn fetch_file(
     client: &Client,
     id: ContentId,
     output: &Path,
-    deadline: Deadline,
+    deadline: impl Fn() -> Deadline,
 ) -> Result<u64, Box<dyn Error>> {
-    let mut part = output.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
+    let part = part_of(output);
     let named = |error: io::Error| format!("{}: {error}", part.display());
     let mut options = tokio::fs::OpenOptions::new();
     let mut file =
         options.read(true).write(true).create(true).truncate(false).open(&part).await.map_err(named)?;
+    let kept = file.metadata().await.map_err(named)?.len();
+    let size = if kept > 0 { Some(client.stat(id, deadline()).await?.size) } else { None };
+    // There is more here than there is of it: it was something else.
+    if size.is_some_and(|size| size < kept) {
+        return Err(spoilt(&part, id).await.into());
+    }
     // What is there is not believed: it is hashed again, and with the rest it must come to the name.
     let mut hasher = blake3::Hasher::new();
     let mut piece = BytesMut::with_capacity(READ_BYTES);
@@ -394,13 +401,8 @@ pub(crate) async fn fetch_file(
         piece.clear();
     }
     let begun = hasher.count();
-    let is_whole = begun > 0 && client.stat(id, deadline).await.is_ok_and(|stat| stat.size == begun);
-    if !is_whole {
-        let mut fetch = match client.get(id, begun.., deadline).await {
-            // There is more here than there is of it: it was something else.
-            Err(ClientError::Refused { status: 416, .. }) => return Err(spoilt(&part, id).await.into()),
-            fetch => fetch?,
-        };
+    if size != Some(begun) {
+        let mut fetch = client.get(id, begun.., deadline()).await?;
         let mut progress = Progress::new("get", fetch.size()).from(begun);
         while let Some(bytes) = fetch.next().await? {
             hasher.update(&bytes);
@@ -416,6 +418,13 @@ pub(crate) async fn fetch_file(
     file.sync_all().await.map_err(named)?;
     tokio::fs::rename(&part, output).await.map_err(|error| format!("{}: {error}", output.display()))?;
     Ok(size)
+}
+
+/// Where an object is until it is whole.
+pub(crate) fn part_of(output: &Path) -> PathBuf {
+    let mut part = output.as_os_str().to_owned();
+    part.push(".part");
+    PathBuf::from(part)
 }
 
 /// Removes a beginning that does not belong to the object.

@@ -50,6 +50,9 @@ enum Command {
     Backup {
         /// The directory.
         directory: PathBuf,
+        /// Reads what is there already and fetches again what does not hash to its name.
+        #[arg(long)]
+        verify: bool,
         #[command(flatten)]
         target: Target,
     },
@@ -103,7 +106,9 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             runtime()?.block_on(assembly::run(config))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
-        Command::Backup { directory, target } => runtime()?.block_on(backup::backup(&directory, &target)),
+        Command::Backup { directory, verify, target } => {
+            runtime()?.block_on(backup::backup(&directory, verify, &target))
+        }
         Command::Restore { directory, target } => runtime()?.block_on(backup::restore(&directory, &target)),
         Command::Demo => runtime()?.block_on(demo::run()),
         Command::CheckConfig { config } => {

@@ -2,15 +2,15 @@
 
 use std::{
     io,
-    num::NonZeroU64,
-    sync::{Arc, Mutex, PoisonError},
+    num::{NonZeroU64, NonZeroUsize},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
     Capacity, ContentId, Deadline, Inbox, LaneSpec, Pacer, Pool, PoolSpec, Reply, Restart, Snapshot, Stop,
-    Supervisor, TaskSpec, now,
+    Supervisor, Tally, TaskSpec, now,
 };
 
 use crate::{
@@ -35,6 +35,11 @@ pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 520).flow(
      neither starves the other",
 );
 
+pub(crate) const SYNCS: LaneSpec = LaneSpec::new("ron-storage", "sync", 512).flow("writers → syncers").why(
+    "one for each stream; apart from the jobs that write, because a sync takes as long as everything that others left to the \
+     disk, and whoever streams in must not wait for that",
+);
+
 pub(crate) const UPKEEP: LaneSpec = LaneSpec::new("ron-storage", "upkeep", 64)
     .flow("callers and workers → keeper")
     .why("a collection takes minutes, and who finds so many waiting asks tomorrow; notes that do not fit are made again");
@@ -50,6 +55,10 @@ pub(crate) const GETTER: TaskSpec = TaskSpec::new("ron-storage", "getter")
 pub(crate) const PUTTER: TaskSpec = TaskSpec::new("ron-storage", "putter")
     .restart(Restart::Never)
     .what("hashes and writes up to a mebibyte of a large object at a time");
+
+pub(crate) const SYNCER: TaskSpec = TaskSpec::new("ron-storage", "syncer")
+    .restart(Restart::Never)
+    .what("makes large objects durable, now and then while they come and at their end");
 
 pub(crate) const KEEPER: TaskSpec = TaskSpec::new("ron-storage", "keeper")
     .restart(Restart::PATIENT)
@@ -93,6 +102,51 @@ pub(crate) fn start_puts(group: &Supervisor, settings: &Settings) -> Result<PutP
     let capacity = Capacity::new("put_lane", jobs.min(Capacity::MAX)).expect("the settings were checked");
     let spec = PoolSpec { lane: PUTS.with_capacity(capacity), task: PUTTER, workers: settings.put_workers };
     Pool::start_blocking(group, spec, |job: Box<dyn FnOnce() + Send>, _| job())
+}
+
+/// Syncs that run at once. A disk that can do more of them at a time does them faster.
+const SYNCERS: NonZeroUsize = NonZeroUsize::new(4).expect("not zero");
+
+/// Starts the workers that sync.
+pub(crate) fn start_syncs(group: &Supervisor, settings: &Settings) -> Result<PutPool, io::Error> {
+    let capacity = Capacity::new("put_streams", settings.put_streams).expect("the settings were checked");
+    let spec = PoolSpec { lane: SYNCS.with_capacity(capacity), task: SYNCER, workers: SYNCERS };
+    Pool::start_blocking(group, spec, |job: Box<dyn FnOnce() + Send>, _| job())
+}
+
+/// [`run`], where the job itself may take `limit`, which counts as late then, and waiting for its turn only the deadline: that
+/// others keep the workers busy says nothing about the disk.
+pub(crate) async fn run_within<T: Send + 'static>(
+    pool: &PutPool,
+    deadline: Deadline,
+    (limit, late): (Duration, &Tally),
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StorageError> {
+    let began = Arc::new(OnceLock::new());
+    let beginning = Arc::clone(&began);
+    let run = run(pool, deadline, move || {
+        let _ = beginning.set(now());
+        job()
+    });
+    let is_late = async {
+        let mut look = now() + limit;
+        loop {
+            tokio::time::sleep_until(look).await;
+            match began.get() {
+                Some(began) if now().saturating_duration_since(*began) >= limit => return,
+                Some(began) => look = *began + limit,
+                None => look = now() + limit,
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        done = run => done,
+        () = is_late => {
+            late.add(1);
+            Err(StorageError::Timeout { op: "put" })
+        }
+    }
 }
 
 /// Runs something that blocks in the pool of those who write.

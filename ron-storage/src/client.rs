@@ -48,6 +48,9 @@ pub use self::{exchange::Connection, fetch::Fetch};
 /// What a JSON answer may be long. A page of a thousand objects is a third of it.
 const JSON_MAX: usize = 1 << 20;
 
+/// The longest that a server is believed to be busy, whatever it says.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
 /// Why a call came back without what was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -605,13 +608,31 @@ fn refused(status: StatusCode, headers: &http::HeaderMap, body: &[u8], id: Optio
     let code = if told.code.is_empty() { status.as_u16().to_string() } else { told.code };
     if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         let seconds = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        return ClientError::Busy { code, retry_after: Duration::from_secs(seconds.unwrap_or(1)) };
+        let asked = Duration::from_secs(seconds.unwrap_or(1));
+        return ClientError::Busy { code, retry_after: asked.min(RETRY_AFTER_MAX) };
     }
     match id {
         Some(id) if code == "no_such_object" => ClientError::NotFound { id },
         _ => {
             let title = if told.title.is_empty() { status.to_string() } else { told.title };
             ClientError::Refused { status: status.as_u16(), code, title, detail: told.detail }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_wait_for_ever() {
+        for (told, waits) in [("7", 7), ("18446744073709551615", 60), ("99999999999999999999", 1), ("-1", 1)]
+        {
+            let headers = [(header::RETRY_AFTER, told.parse().unwrap())].into_iter().collect();
+            let error = refused(StatusCode::TOO_MANY_REQUESTS, &headers, b"", None);
+            let ClientError::Busy { retry_after, .. } = error else { panic!("{error}") };
+            assert_eq!(retry_after, Duration::from_secs(waits), "{told}");
         }
     }
 }

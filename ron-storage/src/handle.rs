@@ -23,7 +23,7 @@ use crate::{
     Proof, Put, Reader, Settings, StorageError, Stored,
     actor::{
         Errand, GetPool, KEEPER, Keeper, PutPool, SCRUBBER, SCRUBS, UPKEEP, keep, pace, scrub_all,
-        start_gets, start_puts,
+        start_gets, start_puts, start_syncs,
     },
     logic::{proof::GroupSet, tree::Shape},
     metrics::{COMMIT_SECONDS, DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
@@ -74,7 +74,7 @@ pub enum Event {
     Scrubbed {
         /// Objects that were read.
         objects: u64,
-        /// Those of them that are damaged, up to a thousand.
+        /// Those of them that are damaged or cannot be read, up to a thousand of each.
         damaged: usize,
     },
 }
@@ -189,6 +189,9 @@ pub struct Scrubbed {
     pub bytes: u64,
     /// Objects that are not what was stored, the first thousand of them.
     pub damaged: Vec<ContentId>,
+    /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
+    /// do better, and putting one again writes it anew.
+    pub unreadable: Vec<ContentId>,
 }
 
 /// What is kept, and what that takes.
@@ -290,6 +293,7 @@ impl Builder {
         let objects = Arc::new(Objects::new(parts, events.clone(), upkeep.clone(), &metrics));
         let gets = start_gets(&pools, &settings, &objects).map_err(no_threads)?;
         let puts = start_puts(&pools, &settings).map_err(no_threads)?;
+        let syncs = start_syncs(&pools, &settings).map_err(no_threads)?;
         let ready = supervisor.ready();
         let mut gates = Vec::from(gets.watch(ready, WRITES_AT, READS_AT));
         gates.extend(puts.watch(ready, WRITES_AT, Ratio::percent(100)));
@@ -318,6 +322,7 @@ impl Builder {
             objects,
             gets,
             puts,
+            syncs,
             upkeep,
             scrubs,
             events,
@@ -363,6 +368,7 @@ pub(crate) struct Inner {
     pub(crate) objects: Arc<Objects>,
     pub(crate) gets: GetPool,
     pub(crate) puts: PutPool,
+    pub(crate) syncs: PutPool,
     pub(crate) upkeep: Lane<Errand>,
     pub(crate) scrubs: Lane<Reply<Result<Scrubbed, StorageError>>>,
     pub(crate) pacer: Arc<Pacer>,
@@ -386,6 +392,7 @@ pub(crate) struct Counts {
     pub(crate) written_bytes: Tally,
     pub(crate) commit: Histogram,
     pub(crate) put_idle: Tally,
+    pub(crate) put_late: Tally,
 }
 
 impl Counts {
@@ -399,6 +406,7 @@ impl Counts {
             written_bytes: metrics.tally(WRITTEN_BYTES, ""),
             commit: metrics.histogram(COMMIT_SECONDS),
             put_idle: metrics.tally(Counter::IoTimeouts, "put_idle"),
+            put_late: metrics.tally(Counter::IoTimeouts, "put"),
         }
     }
 }
@@ -729,7 +737,7 @@ impl Store {
             return Err(StorageError::Canceled);
         }
         let pass = self.client.map(|client| self.inner.gate.enter(client, 0)).transpose()?;
-        streams.admit(pass, self.settings().idle_timeout)
+        streams.admit(self.client, pass, self.settings().idle_timeout)
     }
 
     fn begin(&self, op: &'static str, deadline: Deadline) -> Result<Option<Pass>, StorageError> {

@@ -129,7 +129,7 @@ pub(crate) enum Unusable {
     Damaged,
     #[error("it belongs to another store or another journal")]
     Foreign,
-    #[error("{0}")]
+    #[error("it cannot be read: {0}")]
     Disk(#[from] DiskError),
 }
 

@@ -5,7 +5,7 @@
 //! is swept when none does. The tree file says which object it belongs to, for whoever has only the files.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, HashSet, VecDeque},
     fmt,
     ops::Range,
     path::{Path, PathBuf},
@@ -13,13 +13,16 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
     ContentId, Lock, LockSpec, Metrics,
     disk::{Access, Disk, DiskError, File},
+    now,
 };
+use tokio::time::Instant;
 
 use crate::{
     StorageError,
@@ -36,7 +39,8 @@ use crate::{
 pub(crate) const OPENED: LockSpec = LockSpec::new("ron-storage", "opened", 720)
     .guards("which files are open for reading, and which are to be removed; held while one comes or goes");
 
-const DIR: &str = "large";
+/// Where they are, in the directory of the store.
+pub(crate) const DIR: &str = "large";
 const MAGIC: [u8; 8] = *b"\x89RONT\r\n\x1a";
 const VERSION: u16 = 1;
 /// Bytes before the nodes of a tree file.
@@ -64,6 +68,19 @@ struct State {
     open: VecDeque<(u64, Arc<Opened>)>,
     /// Files that belong to no object any more, or never did.
     doomed: Vec<u64>,
+    /// How many there were so far. What was opened before the last of them may be one of them.
+    dooms: u64,
+}
+
+impl State {
+    /// An object's files, if they are open; they stay so for longest then.
+    fn find(&mut self, file: u64) -> Option<Arc<Opened>> {
+        let at = self.open.iter().position(|(number, _)| *number == file)?;
+        let found = self.open.remove(at)?;
+        let opened = Arc::clone(&found.1);
+        self.open.push_back(found);
+        Some(opened)
+    }
 }
 
 /// An object's files, open for reading.
@@ -108,7 +125,7 @@ impl Large {
                 created => created.map_err(of_disk)?,
             };
             let doom = Doom { large: Arc::clone(self), file: Some(file) };
-            return Ok(Ingest { data, tree: OnceLock::new(), doom });
+            return Ok(Ingest { data, tree: OnceLock::new(), doom, began: now() });
         }
     }
 
@@ -209,20 +226,26 @@ impl Large {
     }
 
     fn opened(&self, file: u64) -> Result<Arc<Opened>, DiskError> {
-        {
+        let dooms = {
             let mut state = self.state.lock();
-            if let Some(at) = state.open.iter().position(|(number, _)| *number == file) {
-                let found = state.open.remove(at).expect("the position was just found");
-                let opened = Arc::clone(&found.1);
-                state.open.push_back(found);
+            if let Some(opened) = state.find(file) {
                 return Ok(opened);
             }
-        }
+            state.dooms
+        };
         let opened = Arc::new(Opened {
             data: self.disk.open(&self.path(file, "dat"), Access::Read)?,
             tree: self.disk.open(&self.path(file, "tree"), Access::Read)?,
         });
         let mut state = self.state.lock();
+        if let Some(found) = state.find(file) {
+            // Two missed it at once, and one is enough: a second would stay when the object goes, and hold its space.
+            drop(state);
+            return Ok(found);
+        }
+        if state.dooms != dooms {
+            return Ok(opened);
+        }
         let closed = if state.open.len() == OPEN_MAX { state.open.pop_front() } else { None };
         state.open.push_back((file, Arc::clone(&opened)));
         drop(state);
@@ -234,6 +257,7 @@ impl Large {
     pub(crate) fn doom(&self, file: u64) {
         let mut state = self.state.lock();
         state.doomed.push(file);
+        state.dooms += 1;
         let at = state.open.iter().position(|(number, _)| *number == file);
         let closed = at.and_then(|at| state.open.remove(at));
         drop(state);
@@ -274,23 +298,53 @@ impl Large {
         self.disk.sync_dir(&self.dir)
     }
 
-    /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
-    pub(crate) fn sweep_unknown(&self, kept: &std::collections::HashSet<u64>) -> Result<usize, DiskError> {
+    /// The numbers of all files there are. Blocks.
+    pub(crate) fn files(&self) -> Result<BTreeSet<u64>, DiskError> {
+        let number = |name: &str| {
+            let (digits, kind) = name.split_once('.')?;
+            let is_ours = digits.len() == 16 && (kind == "dat" || kind == "tree");
+            is_ours.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+        };
+        let all = self.disk.list(&self.dir)?;
+        Ok(all.iter().filter(|entry| entry.is_file).filter_map(|entry| number(&entry.name)).collect())
+    }
+
+    /// Removes the files with this number, and says how many there were. Blocks.
+    pub(crate) fn remove(&self, file: u64) -> Result<usize, DiskError> {
         let mut removed = 0;
-        for entry in self.disk.list(&self.dir)? {
-            let number = |name: &str| {
-                let (digits, kind) = name.split_once('.')?;
-                let is_ours = digits.len() == 16 && (kind == "dat" || kind == "tree");
-                is_ours.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
-            };
-            let Some(file) = number(&entry.name).filter(|_| entry.is_file) else { continue };
-            self.skip_to(file.saturating_add(1));
-            if !kept.contains(&file) {
-                self.disk.remove(&self.dir.join(&entry.name))?;
-                removed += 1;
+        for kind in ["tree", "dat"] {
+            match self.disk.remove(&self.path(file, kind)) {
+                Ok(()) => removed += 1,
+                Err(DiskError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(removed)
+    }
+
+    /// Removes every file that is not among those `kept`, after a stop that was not clean. Blocks.
+    pub(crate) fn sweep_unknown(&self, kept: &HashSet<u64>) -> Result<usize, DiskError> {
+        let mut removed = 0;
+        for file in self.files()? {
+            self.skip_to(file.saturating_add(1));
+            if !kept.contains(&file) {
+                removed += self.remove(file)?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The object that files say they belong to, and its length, if both are there and as long as it must be. Blocks.
+    pub(crate) fn describe(&self, file: u64) -> Option<(ContentId, u64)> {
+        let tree = self.disk.open(&self.path(file, "tree"), Access::Read).ok()?;
+        let data = self.disk.open(&self.path(file, "dat"), Access::Read).ok()?;
+        let mut found = [0; HEADER];
+        let is_read = tree.read_at(0, &mut found).is_ok_and(|read| read == HEADER);
+        let id = ContentId::from_bytes(*found[16..].first_chunk()?);
+        let len = data.len().ok()?;
+        let nodes = tree.len().ok()?.checked_sub(HEADER as u64)?;
+        let is_whole = is_read && found == header(&id, len) && nodes == Shape::of(len).outboard_len();
+        is_whole.then_some((id, len))
     }
 }
 
@@ -365,6 +419,7 @@ pub(crate) struct Ingest {
     /// process has a thousand descriptors.
     tree: OnceLock<File>,
     doom: Doom,
+    began: Instant,
 }
 
 impl Ingest {
@@ -411,6 +466,11 @@ impl Ingest {
         Ok((tree.id, len))
     }
 
+    /// Makes what is written so far durable, so that little is left for the end. Blocks.
+    pub(crate) fn sync_so_far(&self) -> Result<(), StorageError> {
+        self.data.sync_data().map_err(of_disk)
+    }
+
     /// Makes both files survive a crash, name and all. Blocks.
     pub(crate) fn sync(&self) -> Result<(), StorageError> {
         if !is_planted(Bug::NoSync) {
@@ -421,6 +481,11 @@ impl Ingest {
             self.doom.large.disk.sync_dir(&self.doom.large.dir).map_err(of_disk)?;
         }
         Ok(())
+    }
+
+    /// How long ago it began.
+    pub(crate) fn age(&self) -> Duration {
+        now().saturating_duration_since(self.began)
     }
 
     /// The number of its files.
@@ -441,4 +506,96 @@ pub(crate) struct Hashing {
     /// Finished and not written yet, and how many bytes are.
     nodes: Vec<u8>,
     written: u64,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "threads that a test stops where it wants"
+)]
+mod tests {
+    use std::sync::mpsc;
+
+    use ron_core::disk::{DiskLock, Entry, MemoryDisk};
+
+    use super::*;
+
+    /// A disk on which opening the tree of an object waits for the test.
+    #[derive(Debug)]
+    struct Waiting(MemoryDisk, std::sync::Mutex<mpsc::Receiver<()>>, AtomicU64);
+
+    impl Disk for Waiting {
+        fn create(&self, path: &Path) -> Result<File, DiskError> {
+            self.0.create(path)
+        }
+        fn open(&self, path: &Path, access: Access) -> Result<File, DiskError> {
+            if path.extension().is_some_and(|kind| kind == "tree") {
+                self.2.fetch_add(1, Ordering::SeqCst);
+                self.1.lock().unwrap().recv().unwrap();
+            }
+            self.0.open(path, access)
+        }
+        fn list(&self, dir: &Path) -> Result<Vec<Entry>, DiskError> {
+            self.0.list(dir)
+        }
+        fn remove(&self, path: &Path) -> Result<(), DiskError> {
+            self.0.remove(path)
+        }
+        fn rename(&self, from: &Path, to: &Path) -> Result<(), DiskError> {
+            self.0.rename(from, to)
+        }
+        fn make_dir(&self, path: &Path) -> Result<(), DiskError> {
+            self.0.make_dir(path)
+        }
+        fn sync_dir(&self, dir: &Path) -> Result<(), DiskError> {
+            self.0.sync_dir(dir)
+        }
+        fn lock(&self, path: &Path) -> Result<DiskLock, DiskError> {
+            self.0.lock(path)
+        }
+        fn free_space(&self) -> Result<u64, DiskError> {
+            self.0.free_space()
+        }
+    }
+
+    /// Nobody keeps a file open that is to go, whoever opened it and however often.
+    #[test]
+    fn what_is_doomed_is_not_kept_open() {
+        let (go, waits) = mpsc::channel();
+        let waiting = Arc::new(Waiting(MemoryDisk::new(), std::sync::Mutex::new(waits), AtomicU64::new(0)));
+        let disk: Arc<dyn Disk> = Arc::clone(&waiting) as Arc<dyn Disk>;
+        let until = |opens| {
+            while waiting.2.load(Ordering::SeqCst) < opens {
+                std::thread::yield_now();
+            }
+        };
+        disk.make_dir(Path::new(DIR)).unwrap();
+        let large = Large::new(&disk, Path::new(""), &Metrics::default());
+        let ingest = large.begin().unwrap();
+        ingest.finish(Hashing::default()).unwrap();
+        let file = ingest.file();
+        ingest.keep();
+        std::thread::scope(|threads| {
+            // Both miss it before either has it.
+            let readers = [0, 1].map(|_| threads.spawn(|| drop(large.opened(file).unwrap())));
+            until(2);
+            for reader in readers {
+                go.send(()).unwrap();
+                drop(reader);
+            }
+        });
+        assert_eq!(large.state.lock().open.len(), 1);
+        large.doom(file);
+        assert!(large.state.lock().open.is_empty());
+        std::thread::scope(|threads| {
+            let reader = threads.spawn(|| drop(large.opened(file).unwrap()));
+            until(3);
+            large.doom(file);
+            go.send(()).unwrap();
+            reader.join().unwrap();
+        });
+        assert!(large.state.lock().open.is_empty());
+    }
 }

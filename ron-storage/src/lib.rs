@@ -71,6 +71,7 @@ mod proving;
 mod reading;
 mod settings;
 mod streams;
+mod touched;
 mod upkeep;
 mod writing;
 
@@ -87,8 +88,16 @@ pub use writing::{Durability, Put, Stored};
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[actor::GETS, actor::PUTS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
-        &[actor::GETTER, actor::PUTTER, actor::KEEPER, actor::SCRUBBER],
-        &[streams::PLACES, holds::HOLDS, objects::TABLE, large::OPENED, proven::PROVEN, buffers::BUFFERS],
+        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
+        &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER],
+        &[
+            streams::PLACES,
+            holds::HOLDS,
+            objects::TABLE,
+            touched::TOUCHED,
+            large::OPENED,
+            proven::PROVEN,
+            buffers::BUFFERS,
+        ],
     )
 }

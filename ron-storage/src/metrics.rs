@@ -16,6 +16,7 @@ counters! {
     READ_BYTES = "read_bytes", "", "Verified bytes handed out";
     WRITTEN_BYTES = "written_bytes", "", "Bytes of objects that were new";
     CORRUPT = "corrupt", "found_by", "Objects found damaged and quarantined";
+    UNREADABLE = "unreadable", "found_by", "Objects that the disk could not read";
     REFUSED_WRITES = "refused_writes", "reason", "Puts refused for want of space";
     REVOKED = "streams_revoked", "", "Streams that stood still and lost their place";
     COLLECTED = "collected", "", "Objects that garbage collection deleted";

@@ -4,6 +4,7 @@
 //! journal, and notes in the table what was written; whoever reads looks into the table and verifies what it finds there.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     ops::Range,
     path::PathBuf,
@@ -11,6 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -18,6 +20,7 @@ use ron_core::{
     ContentId, Deadline, Feed, Lane, Lock, LockSpec, Metrics, Spawner, Tally,
     disk::Disk,
     journal::{self, Item, Journal, JournalError, Position, ReadInto},
+    now,
 };
 
 use crate::{
@@ -37,6 +40,7 @@ use crate::{
     metrics::{CORRUPT, REFUSED_WRITES},
     planted::{Bug, is_planted},
     settings::Settings,
+    touched::Touched,
 };
 
 pub(crate) const TABLE: LockSpec =
@@ -48,6 +52,9 @@ pub(crate) const AT_ONCE_MAX: u64 = 256 << 10;
 
 /// How often a reader looks again because the object was moved meanwhile.
 const MOVES_MAX: usize = 8;
+
+/// A large object that took longer than this to arrive is noted as young; for others the grace is shorter by less.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// How much is written on the word of one look at the free space. Others use the disk too.
 const TRUST_MAX: u64 = 64 << 20;
@@ -65,6 +72,7 @@ pub(crate) struct Read {
 pub(crate) struct Objects {
     pub(crate) table: Lock<Table>,
     pub(crate) holds: Arc<Holds>,
+    pub(crate) touched: Touched,
     pub(crate) large: Arc<Large>,
     pub(crate) journal: Journal,
     pub(crate) reader: journal::Reader,
@@ -117,6 +125,7 @@ impl Objects {
         Objects {
             table: Lock::new(TABLE, table, metrics),
             holds: Holds::new(metrics),
+            touched: Touched::new(metrics, now()),
             large,
             reader: journal.reader(),
             journal,
@@ -203,7 +212,7 @@ impl Objects {
                 return Err(StorageError::Corrupt { id: *id, at });
             }
         }
-        Err(StorageError::Busy { what: "compaction", retry_after: std::time::Duration::from_millis(10) })
+        Err(StorageError::Busy { what: "compaction", retry_after: Duration::from_millis(10) })
     }
 
     /// The bytes asked for, verified, if they are few and in memory. Never waits; whatever is in the way or not right is
@@ -327,17 +336,40 @@ impl Objects {
         if self.is_durable { durability } else { Durability::Buffered }
     }
 
-    /// If the object is here: pins it and makes it durable, if that is asked for.
+    /// Whether an object that is here still looks as if it could be read: a small one is, a large one has its files.
+    async fn is_sound(&self, entry: &Entry, deadline: Deadline) -> Result<bool, StorageError> {
+        let (reader, large, entry) = (self.reader.clone(), Arc::clone(&self.large), *entry);
+        let look = move || match entry.home {
+            Home::Small(spot) => {
+                let len = u32::try_from(entry.len).unwrap_or(u32::MAX);
+                let record = reader.read_sized(spot.position(), len);
+                record.is_ok_and(|record| record.kind == SMALL && record.name == entry.id)
+            }
+            Home::Large(file) => large.check_header(file, &entry.id, entry.len).unwrap_or(false),
+            Home::Lost => false,
+        };
+        Ok(self.spawner.blocking("look", deadline, look).await?)
+    }
+
+    /// If the object is here: pins it and makes it durable, if that is asked for. It is as young from then on as one that
+    /// is new.
     async fn put_again(
         &self,
         hold: &mut Hold,
         id: ContentId,
         put: Put,
+        settings: &Settings,
         deadline: Deadline,
     ) -> Result<Option<(u64, Durability)>, StorageError> {
         let Some(entry) = self.entry(&id).filter(|entry| !entry.is_bad) else {
             return Ok(None);
         };
+        // The caller has the object, or can bring it: the last moment at which damage can still be mended.
+        if !self.is_sound(&entry, deadline).await? {
+            self.quarantine(&entry, "put");
+            return Ok(None);
+        }
+        self.touched.touch(&id, now(), settings.collect_grace);
         if put.pin && !entry.is_pinned {
             self.write(hold, Note::Pinned(id), deadline).await?;
             self.table.lock().change(&id, |entry| entry.is_pinned = true);
@@ -362,13 +394,14 @@ impl Objects {
         &self,
         id: ContentId,
         put: Put,
+        settings: &Settings,
         deadline: Deadline,
     ) -> Result<Option<(u64, Durability)>, StorageError> {
         if self.entry(&id).is_none_or(|entry| entry.is_bad) {
             return Ok(None);
         }
         let mut hold = self.hold(id, deadline).await?;
-        let known = self.put_again(&mut hold, id, put, deadline).await?;
+        let known = self.put_again(&mut hold, id, put, settings, deadline).await?;
         if known.is_some() {
             hold.settle();
         }
@@ -385,7 +418,7 @@ impl Objects {
         deadline: Deadline,
     ) -> Result<(bool, Durability), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
-        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, settings, deadline).await? {
             hold.settle();
             return Ok((true, durability));
         }
@@ -417,7 +450,7 @@ impl Objects {
         sync: impl Future<Output = Result<(), StorageError>>,
     ) -> Result<(bool, Durability), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
-        if let Some((_, durability)) = self.put_again(&mut hold, id, put, deadline).await? {
+        if let Some((_, durability)) = self.put_again(&mut hold, id, put, settings, deadline).await? {
             hold.settle();
             return Ok((true, durability));
         }
@@ -426,7 +459,7 @@ impl Objects {
         sync.await?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;
-        let file = ingest.file();
+        let (file, age) = (ingest.file(), ingest.age());
         let (kind, payload) = Note::Large { id, file, len }.encode();
         // From here on whoever settles the doubt decides what becomes of the files. All who wrote to them have ended.
         let Some(ingest) = Arc::into_inner(ingest) else {
@@ -437,6 +470,10 @@ impl Objects {
         let append =
             Append { record: (kind, payload.into()), name: None, pin: is_pinned.then_some(id), durable };
         self.append(&mut hold, append, Some(file), deadline).await?;
+        if age > SLOW {
+            // It looks as old as its beginning, by the number that it got then.
+            self.touched.touch(&id, now(), settings.collect_grace);
+        }
         let old =
             self.table.lock().insert(Entry { id, home: Home::Large(file), len, is_pinned, is_bad: false });
         hold.settle();
@@ -481,11 +518,15 @@ impl Objects {
         Ok(changes)
     }
 
-    /// Writes down that an object is damaged, if it still is.
+    /// Writes down that an object is damaged, if it still is, and with it whether it is pinned: what said so may go with the
+    /// part of the journal that was damaged.
     pub(crate) async fn write_bad(&self, id: ContentId, deadline: Deadline) -> Result<(), StorageError> {
         let mut hold = self.hold(id, deadline).await?;
         if let Some(entry) = self.entry(&id).filter(|entry| entry.is_bad) {
-            self.write(&mut hold, Note::Bad { id, len: entry.len }, deadline).await?;
+            let (kind, payload) = Note::Bad { id, len: entry.len }.encode();
+            let pin = entry.is_pinned.then_some(id);
+            let append = Append { record: (kind, payload.into()), name: None, pin, durable: true };
+            self.append(&mut hold, append, None, deadline).await?;
             hold.settle();
         }
         Ok(())
@@ -545,54 +586,79 @@ impl Objects {
     pub(crate) async fn hold(&self, id: ContentId, deadline: Deadline) -> Result<Hold, StorageError> {
         let mut hold = deadline.limit("hold", self.holds.take(id)).await?;
         if let Some(doubt) = hold.doubt() {
-            self.settle(&id, doubt, deadline).await?;
+            self.settle(&BTreeMap::from([(id, doubt)]), deadline).await?;
             hold.clear();
         }
         Ok(hold)
     }
 
-    /// Reads what the journal says of an object that somebody was called off from writing about.
-    async fn settle(&self, id: &ContentId, doubt: Doubt, deadline: Deadline) -> Result<(), StorageError> {
-        // Whatever waited for the writer then has been written, or was withdrawn.
+    /// Finds out, for all of some names, what became of what somebody was called off from writing.
+    pub(crate) async fn settle_all(
+        &self,
+        ids: Vec<ContentId>,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let (mut held, mut doubts) = (Vec::new(), BTreeMap::new());
+        for id in ids {
+            let hold = deadline.limit("hold", self.holds.take(id)).await?;
+            doubts.extend(hold.doubt().map(|doubt| (id, doubt)));
+            held.push(hold);
+        }
+        if !doubts.is_empty() {
+            self.settle(&doubts, deadline).await?;
+        }
+        held.into_iter().for_each(Hold::settle);
+        Ok(())
+    }
+
+    /// Reads what the journal says of objects that somebody was called off from writing about: once for all of them, however
+    /// many they are, and no further than it was long when this began.
+    async fn settle(
+        &self,
+        doubts: &BTreeMap<ContentId, Doubt>,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let Some(since) = doubts.values().map(|doubt| doubt.since).min() else { return Ok(()) };
+        // Whatever waited for the writer then has been written, or was withdrawn. What others write meanwhile is not theirs.
         self.journal.sync(deadline).await.map_err(of_journal)?;
-        let (reader, id) = (self.reader.clone(), *id);
-        let since = doubt.since.position();
+        let end = self.reader.segments().last().map(|last| (last.sequence, last.bytes));
+        let (reader, sought) = (self.reader.clone(), doubts.clone());
         let said = move || {
             let mut said = Vec::new();
-            for item in reader.scan(since) {
-                match item? {
-                    Item::Record(record) if record.kind == SMALL && record.name == id => {
-                        said.push((record.position, None, record.payload.len() as u64));
-                    }
-                    Item::Record(record) => {
-                        let note = Note::decode(record.kind, &record.payload);
-                        said.extend(
-                            note.filter(|note| note.id() == Some(id))
-                                .map(|note| (record.position, Some(note), 0)),
-                        );
-                    }
-                    Item::Damaged(_) => {}
+            for item in reader.scan(since.position()) {
+                let Item::Record(record) = item? else { continue };
+                if end.is_some_and(|end| (record.position.segment, record.position.offset) >= end) {
+                    break;
+                }
+                let note = Note::decode(record.kind, &record.payload).filter(|_| record.kind != SMALL);
+                let name =
+                    if record.kind == SMALL { Some(record.name) } else { note.and_then(|note| note.id()) };
+                let is_behind = |doubt: &Doubt| Spot::of(record.position) >= Some(doubt.since);
+                if let Some(id) = name.filter(|name| sought.get(name).is_some_and(is_behind)) {
+                    said.push((id, record.position, note, record.payload.len() as u64));
                 }
             }
             Ok::<_, JournalError>(said)
         };
         let said = self.spawner.blocking("settle", deadline, said).await?.map_err(of_journal)?;
         let mut table = self.table.lock();
-        let before = table.get(&id);
-        for (position, note, len) in said {
+        let before: Vec<_> = doubts.keys().map(|id| table.get(id)).collect();
+        for (id, position, note, len) in said {
             match (note, Spot::of(position)) {
                 (Some(note), _) => table.replay(&note),
                 (None, Some(spot)) => table.replay_small(id, len, spot),
                 (None, None) => {}
             }
         }
-        let now = table.get(&id).map(|entry| entry.home);
+        let now: Vec<_> = doubts.keys().map(|id| table.get(id).map(|entry| entry.home)).collect();
         drop(table);
-        let files = [before.map(|entry| entry.home), doubt.file.map(Home::Large)];
-        for home in files.into_iter().flatten() {
-            if let Home::Large(file) = home {
-                if now != Some(home) {
-                    self.large.doom(file);
+        for ((doubt, before), now) in doubts.values().zip(before).zip(now) {
+            let files = [before.map(|entry| entry.home), doubt.file.map(Home::Large)];
+            for home in files.into_iter().flatten() {
+                if let Home::Large(file) = home {
+                    if now != Some(home) {
+                        self.large.doom(file);
+                    }
                 }
             }
         }

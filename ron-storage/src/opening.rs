@@ -4,13 +4,15 @@
 //! and the journal from there on. A marker that only a clean stop takes away says whether files may have been left over.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use bytes::Bytes;
 use ron_core::{
-    Deadline, Supervisor,
+    ContentId, Deadline, Supervisor,
     disk::{self, Access, Disk, DiskError, DiskLock},
     journal::{self, Item, Journal, JournalError, OnDamage, Opening, Position, Salts},
 };
@@ -19,10 +21,10 @@ use crate::{
     Settings, StorageError,
     error::{of_disk, of_journal},
     index,
-    large::Large,
+    large::{self, Large},
     logic::{
         records::{Note, SMALL},
-        table::{Spot, Table},
+        table::{Entry, Home, Spot, Table},
     },
     objects::Parts,
     settings::SMALL_BYTES_LIMIT,
@@ -44,6 +46,9 @@ const OPENING: Duration = Duration::from_secs(24 * 3600);
 /// Bytes that wait for the journal's writer at most: what all streams together may hold.
 const PENDING_BYTES_MAX: u64 = 128 << 20;
 
+/// Large objects that are written down at a time when they are taken over.
+const ADOPTED_STEP: usize = 256;
+
 /// What opening a store found and did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -62,6 +67,12 @@ pub struct Opened {
     pub damaged: u64,
     /// Files that belonged to no object and were removed.
     pub swept: usize,
+    /// Large objects of which the journal no longer says anything, because a part of it cannot be read, and whose files are
+    /// whole. They are here again; one that was deleted shortly before may be among them.
+    pub adopted: u64,
+    /// Files that belong to no object as far as can be told, and that were left where they are because a part of the journal
+    /// cannot be read.
+    pub left: u64,
 }
 
 /// What is held while the store is open. Dropping it lets others open the directory.
@@ -128,9 +139,17 @@ pub(crate) async fn open(
     let large = Large::new(&site.disk, &site.dir, group.metrics());
     let load = {
         let (site, large, reader) = (site.clone(), Arc::clone(&large), journal.reader());
-        move || load(&site, store, &large, &reader, was_clean)
+        // Of the journal that was there nothing is left, and one was begun in its place.
+        let is_new = recovered.discarded.is_some()
+            && reader.segments().first().map(|first| first.sequence) == recovered.discarded;
+        move || load(&site, store, &large, &reader, was_clean, is_new)
     };
-    let (table, end, mut opened) = group.blocking("storage_open", deadline, load).await??;
+    let (table, mut end, adopted, mut opened) = group.blocking("storage_open", deadline, load).await??;
+    for some in adopted.chunks(ADOPTED_STEP) {
+        let notes = some.iter().flat_map(adopting).collect();
+        let positions = journal.append_all(notes, deadline).await.map_err(of_journal)?;
+        end = positions.last().and_then(|last| Spot::of(*last)).unwrap_or(end);
+    }
     opened.was_clean = was_clean;
     opened.was_torn = recovered.cut.is_some();
     let Site { disk, dir, is_durable, .. } = site;
@@ -148,12 +167,14 @@ fn begin(site: &Site) -> Result<(Custody, [u8; 16], bool), StorageError> {
     });
     let custody = Custody { disk: Arc::clone(disk), dir: dir.clone(), _lock: locked? };
     disk::sweep_temporary(&**disk, dir).map_err(of_disk)?;
-    let store = read_store(&**disk, dir)?;
-    let store = match store {
-        Some(store) => store,
+    let store = match read_store(&**disk, dir)? {
+        Some(store) => {
+            check_journal(&**disk, dir)?;
+            store
+        }
         None => make_store(&**disk, dir, *seed)?,
     };
-    make_dirs(&**disk, &dir.join("large")).map_err(of_disk)?;
+    make_dirs(&**disk, &dir.join(large::DIR)).map_err(of_disk)?;
     let was_clean = match disk.create(&dir.join(OPEN)) {
         Ok(_) => true,
         Err(DiskError::AlreadyExists { .. }) => false,
@@ -214,10 +235,30 @@ fn read_store(disk: &dyn Disk, dir: &Path) -> Result<Option<[u8; 16]>, StorageEr
     Ok(Some(store))
 }
 
+/// Whether there are files whose names end like this.
+fn has_files(disk: &dyn Disk, dir: &Path, end: &str) -> Result<bool, StorageError> {
+    match disk.list(dir) {
+        Ok(names) => Ok(names.iter().any(|entry| entry.is_file && entry.name.ends_with(end))),
+        Err(DiskError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(of_disk(error)),
+    }
+}
+
+/// Large objects without a journal are half of a copy, or a disk is not mounted: a new journal would know none of them.
+fn check_journal(disk: &dyn Disk, dir: &Path) -> Result<(), StorageError> {
+    if has_files(disk, &dir.join(LOG), ".seg")? || !has_files(disk, &dir.join(large::DIR), "")? {
+        return Ok(());
+    }
+    let message = format!(
+        "{} has no journal and there are large objects; put it back from a copy",
+        dir.join(LOG).display()
+    );
+    Err(StorageError::Disk { message })
+}
+
 fn make_store(disk: &dyn Disk, dir: &Path, seed: Option<u64>) -> Result<[u8; 16], StorageError> {
-    // A directory with a journal and without this file is half of a copy, and no new store.
-    let log = disk.list(&dir.join(LOG)).map_or(0, |names| names.len());
-    if log > 0 {
+    // A directory with a journal or with objects and without this file is half of a copy, and no new store.
+    if has_files(disk, &dir.join(LOG), "")? || has_files(disk, &dir.join(large::DIR), "")? {
         let message = format!(
             "{} is missing and there is a journal; put it back from a copy",
             dir.join(STORE).display()
@@ -237,75 +278,197 @@ fn make_store(disk: &dyn Disk, dir: &Path, seed: Option<u64>) -> Result<[u8; 16]
     Ok(store)
 }
 
-/// Reads the index and the journal behind it. Says also where the journal ended.
+/// Reads the index and the journal behind it. Says also where the journal ended, and what of the large objects the journal
+/// has to be told.
 fn load(
     site: &Site,
     store: [u8; 16],
     large: &Large,
     reader: &journal::Reader,
     was_clean: bool,
-) -> Result<(Table, Spot, Opened), StorageError> {
+    is_new: bool,
+) -> Result<(Table, Spot, Vec<Entry>, Opened), StorageError> {
     let mut opened = Opened::default();
-    let (mut table, from) = match index::load(&*site.disk, &site.dir, &store, reader) {
+    let (table, from) = match index::load(&*site.disk, &site.dir, &store, reader) {
         Ok((header, table)) => {
             large.skip_to(header.next_file);
             (table, header.floor.position())
         }
-        Err(index::Unusable::Disk(error)) => return Err(of_disk(error)),
         Err(reason) => {
             opened.rebuilt = Some(reason.to_string());
             (Table::default(), Position::START)
         }
     };
-    let mut end = replay(reader, from, &mut table, large, &mut opened);
-    if let (Err(JournalError::NoRecord { .. }), None) = (&end, &opened.rebuilt) {
+    let mut replaying = Replaying { table, opened, orphans: Orphans::default() };
+    let mut end = replaying.replay(reader, from, large);
+    if let (Err(JournalError::NoRecord { .. }), None) = (&end, &replaying.opened.rebuilt) {
         // The place where it says that it ends is inside something else.
-        (table, opened) = (Table::default(), Opened::default());
-        opened.rebuilt = Some(index::Unusable::Foreign.to_string());
-        end = replay(reader, Position::START, &mut table, large, &mut opened);
+        replaying = Replaying::default();
+        replaying.opened.rebuilt = Some(index::Unusable::Foreign.to_string());
+        end = replaying.replay(reader, Position::START, large);
     }
     let end = end.map_err(of_journal)?;
-    if !was_clean {
+    let Replaying { mut table, mut opened, orphans } = replaying;
+    // An index that is older than a compaction may know places that are gone. What could be moved was, and that was replayed.
+    let first = reader.segments().first().map(|first| Position { segment: first.sequence, offset: 0 });
+    if let Some(first) = first.and_then(Spot::of) {
+        table.lose_before(first);
+    }
+    let mut adopted = Vec::new();
+    // A file that the journal does not know is left over from a crash, if the journal can be read. If a part of it cannot, it
+    // may as well be an object whose record was there.
+    if opened.damaged > 0 || is_new {
+        adopted = adopt(large, &mut table, &orphans, &mut opened)?;
+    } else if !was_clean {
         opened.swept = large.sweep_unknown(&table.files()).map_err(of_disk)?;
     }
     opened.objects = table.totals().objects;
-    Ok((table, end, opened))
+    Ok((table, end, adopted, opened))
 }
 
-fn replay(
-    reader: &journal::Reader,
-    from: Position,
-    table: &mut Table,
-    large: &Large,
-    opened: &mut Opened,
-) -> Result<Spot, JournalError> {
-    let mut end = Spot::of(from).unwrap_or_default();
-    for item in reader.scan(from) {
-        let record = match item? {
-            Item::Record(record) => record,
-            Item::Damaged(damage) => {
-                opened.damaged += 1;
-                tracing::error!(from = %damage.from, to = %damage.to, "a part of the journal cannot be read");
+/// What the part of a journal that can be read says of objects whose own records may be in another.
+#[derive(Debug, Default)]
+struct Orphans {
+    /// Files that belonged to an object.
+    files: BTreeSet<u64>,
+    /// Whether an object that is not known was pinned, or deleted, last.
+    fates: BTreeMap<ContentId, Fate>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Pinned,
+    Unpinned,
+    Deleted,
+}
+
+#[derive(Debug, Default)]
+struct Replaying {
+    table: Table,
+    opened: Opened,
+    orphans: Orphans,
+}
+
+impl Replaying {
+    fn replay(
+        &mut self,
+        reader: &journal::Reader,
+        from: Position,
+        large: &Large,
+    ) -> Result<Spot, JournalError> {
+        let mut end = Spot::of(from).unwrap_or_default();
+        for item in reader.scan(from) {
+            let record = match item? {
+                Item::Record(record) => record,
+                Item::Damaged(damage) => {
+                    self.opened.damaged += 1;
+                    tracing::error!(from = %damage.from, to = %damage.to, "a part of the journal cannot be read");
+                    continue;
+                }
+            };
+            let Some(spot) = Spot::of(record.position) else { return Err(JournalError::NoSpace) };
+            (end, self.opened.replayed) = (spot, self.opened.replayed + 1);
+            if record.kind == SMALL {
+                self.table.replay_small(record.name, record.payload.len() as u64, spot);
                 continue;
             }
-        };
-        let Some(spot) = Spot::of(record.position) else { return Err(JournalError::NoSpace) };
-        (end, opened.replayed) = (spot, opened.replayed + 1);
-        if record.kind == SMALL {
-            table.replay_small(record.name, record.payload.len() as u64, spot);
-            continue;
+            let Some(note) = Note::decode(record.kind, &record.payload) else {
+                tracing::warn!(at = %record.position, kind = record.kind, "a record of a kind that is not known");
+                continue;
+            };
+            if let Note::Large { file, .. } = note {
+                large.skip_to(file.saturating_add(1));
+            }
+            self.orphans.hear(&note, &self.table, self.opened.damaged > 0);
+            self.table.replay(&note);
         }
-        match Note::decode(record.kind, &record.payload) {
-            Some(note) => {
-                if let Note::Large { file, .. } = note {
-                    large.skip_to(file.saturating_add(1));
-                }
-                table.replay(&note);
+        Ok(end)
+    }
+}
+
+impl Orphans {
+    /// Takes note of what is about to be replayed. Only behind damage can there be something that is not known and should
+    /// be.
+    fn hear(&mut self, note: &Note, table: &Table, is_behind_damage: bool) {
+        let (id, fate) = match *note {
+            Note::Pinned(id) => (id, Fate::Pinned),
+            Note::Unpinned(id) => (id, Fate::Unpinned),
+            Note::Deleted(id) => (id, Fate::Deleted),
+            Note::Large { id, file, .. } => {
+                self.files.insert(file);
+                self.fates.remove(&id);
+                return;
             }
-            None => {
-                tracing::warn!(at = %record.position, kind = record.kind, "a record of a kind that is not known")
+            Note::Bad { .. } | Note::Checkpoint(_) => return,
+        };
+        match table.get(&id) {
+            // The index knew it, so its own record is not read.
+            Some(Entry { home: Home::Large(file), .. }) if fate == Fate::Deleted => {
+                self.files.insert(file);
             }
+            None if is_behind_damage => {
+                self.fates.insert(id, fate);
+            }
+            _ => {}
         }
     }
-    Ok(end)
+}
+
+/// Takes large objects over whose files are whole and of which the journal says nothing, because a part of it cannot be
+/// read. Nothing is removed but what the journal says was deleted or replaced. Blocks.
+fn adopt(
+    large: &Large,
+    table: &mut Table,
+    orphans: &Orphans,
+    opened: &mut Opened,
+) -> Result<Vec<Entry>, StorageError> {
+    let known = table.files();
+    let mut adopted = Vec::new();
+    for file in large.files().map_err(of_disk)? {
+        large.skip_to(file.saturating_add(1));
+        if known.contains(&file) {
+            continue;
+        }
+        if orphans.files.contains(&file) {
+            opened.swept += large.remove(file).map_err(of_disk)?;
+            continue;
+        }
+        let Some((id, len)) = large.describe(file) else {
+            opened.left += 1;
+            continue;
+        };
+        let fate = orphans.fates.get(&id).copied();
+        let before = table.get(&id);
+        if fate == Some(Fate::Deleted) || before.is_some_and(|before| !before.is_bad) {
+            opened.swept += large.remove(file).map_err(of_disk)?;
+            continue;
+        }
+        if before.is_some_and(|before| before.home != Home::Lost) {
+            opened.left += 1;
+            continue;
+        }
+        let is_pinned = fate == Some(Fate::Pinned) || before.is_some_and(|before| before.is_pinned);
+        let entry = Entry { id, home: Home::Large(file), len, is_pinned, is_bad: false };
+        table.insert(entry);
+        adopted.push(entry);
+    }
+    opened.adopted = adopted.len() as u64;
+    if opened.adopted + opened.left > 0 {
+        tracing::warn!(
+            adopted = opened.adopted,
+            left = opened.left,
+            "the journal does not know some large files, and a part of it cannot be read"
+        );
+    }
+    Ok(adopted)
+}
+
+/// What the journal is told of an object that was taken over.
+fn adopting(entry: &Entry) -> Vec<(u8, Bytes)> {
+    let Home::Large(file) = entry.home else { return Vec::new() };
+    let mut notes = vec![Note::Large { id: entry.id, file, len: entry.len }];
+    if entry.is_pinned {
+        notes.push(Note::Pinned(entry.id));
+    }
+    notes.iter().map(Note::encode).map(|(kind, payload)| (kind, payload.into())).collect()
 }

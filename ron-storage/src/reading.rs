@@ -25,7 +25,8 @@ type Pending = Pin<Box<dyn Future<Output = Result<Bytes, StorageError>> + Send>>
 /// The bytes of an object, or of a part of it, as they are read and verified. A [`Stream`] too.
 ///
 /// Between two pieces it holds no worker and no bytes, only its place among the streams. If it stands still for longer
-/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`.
+/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`; and so it
+/// does if all places are taken, its client has most of them, and it is the slowest of those.
 pub struct Reader {
     inner: Arc<Inner>,
     place: Place,
@@ -78,6 +79,12 @@ impl Reader {
     fn piece(&self, most: u64) -> Range<u64> {
         let end = (self.rest.start + most) / most * most;
         self.rest.start..end.min(self.rest.end)
+    }
+
+    /// Whether somebody else has its place now.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_lost_its_place(&self) -> bool {
+        self.place.is_lost()
     }
 
     fn read_next(&self) -> Result<Next, StorageError> {

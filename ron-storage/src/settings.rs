@@ -67,7 +67,8 @@ pub struct Settings {
     pub upkeep_bytes_per_second: u64,
     /// How often everything is read to see whether it is still what was stored. Default: only when asked for.
     pub scrub_every: Option<Duration>,
-    /// What was put less than this long ago is not collected: whoever puts has so long to pin. Default ten minutes.
+    /// What was put less than this long ago, whether or not it was here before, is not collected: whoever puts has so long
+    /// to pin. Default ten minutes.
     pub collect_grace: Duration,
     /// How long running work may take after a stop. Default 5 s, from 1 to 5.
     pub drain: Duration,
@@ -97,7 +98,9 @@ impl Default for Settings {
             chunk_bytes: 1 << 20,
             stream_bytes_max: 64 << 20,
             client_limits: limits(20_000, 64),
-            total_limits: limits(200_000, 1024),
+            // Streams are bounded by their places. Half of this is for clients that are new, which must not be refused
+            // because streams of others hold all places.
+            total_limits: limits(200_000, 4096),
             clients_remembered: 4096,
             events_lane: 1024,
             read_timeout: Duration::from_secs(5),

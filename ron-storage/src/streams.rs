@@ -3,10 +3,12 @@
 //! Places are what bounds memory: a stream may hold an eighth of what the others have left, and one group in any case. So
 //! few streams get large pieces, many get small ones, and all together hold no more than the budget and a group each. A
 //! stream that stands still keeps its place only until somebody else needs it: whoever finds all places taken takes the one that
-//! has stood still longest, if that is longer than the idle timeout.
+//! has stood still longest, if that is longer than the idle timeout. If none has, the client that holds most places gives one
+//! up, its slowest, to a client that would still have fewer: streams that move, but hardly, cannot keep everybody else out.
+//! What the host itself reads or writes is never taken for that.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{
         Arc,
@@ -15,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Counter, Gauge, GaugeSpec, Lock, LockSpec, Metrics, Pass, Tally, now};
+use ron_core::{ClientKey, Counter, Gauge, GaugeSpec, Lock, LockSpec, Metrics, Pass, Tally, now};
 use tokio::time::Instant;
 
 use crate::{StorageError, metrics::REVOKED, settings::GROUP_BYTES};
@@ -41,13 +43,23 @@ pub(crate) struct Streams {
 
 #[derive(Default)]
 struct Places {
-    taken: BTreeMap<u64, Arc<Seat>>,
+    taken: BTreeMap<u64, Taken>,
     arrivals: u64,
 }
 
+struct Taken {
+    seat: Arc<Seat>,
+    /// Nobody for the host's own.
+    client: Option<ClientKey>,
+    /// Given back with the place, also if that is taken away from a stream that nobody looks after.
+    _pass: Option<Pass>,
+}
+
 struct Seat {
-    /// Milliseconds after `born` at which it last moved.
+    /// Milliseconds after `born` at which it was taken, and at which it last moved.
+    since: u64,
     moved: AtomicU64,
+    moves: AtomicU64,
     is_revoked: AtomicBool,
 }
 
@@ -65,41 +77,77 @@ impl Streams {
         })
     }
 
-    /// A place, or `Busy`.
-    pub(crate) fn admit(self: &Arc<Self>, pass: Option<Pass>, idle: Duration) -> Result<Place, StorageError> {
+    /// A place for a client, or for the host, or `Busy`.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        client: Option<ClientKey>,
+        pass: Option<Pass>,
+        idle: Duration,
+    ) -> Result<Place, StorageError> {
         let mut places = self.places.lock();
-        if places.taken.len() >= self.most && !self.revoke_one(&mut places, idle) {
-            drop(places);
-            self.refused.add(1);
-            return Err(StorageError::Busy { what: self.what, retry_after: RETRY_AFTER });
+        let mut made_room = None;
+        if places.taken.len() >= self.most {
+            made_room = self.idlest(&places, idle).or_else(|| self.slowest_of_most(&places, client));
+            let Some(number) = made_room else {
+                drop(places);
+                self.refused.add(1);
+                return Err(StorageError::Busy { what: self.what, retry_after: RETRY_AFTER });
+            };
+            self.revoked.add(1);
+            if let Some(taken) = places.taken.get(&number) {
+                taken.seat.is_revoked.store(true, Ordering::Relaxed);
+            }
         }
+        let gone = made_room.and_then(|number| places.taken.remove(&number));
         places.arrivals += 1;
-        let number = places.arrivals;
-        let seat =
-            Arc::new(Seat { moved: AtomicU64::new(self.millis()), is_revoked: AtomicBool::new(false) });
-        places.taken.insert(number, Arc::clone(&seat));
+        let (number, now) = (places.arrivals, self.millis());
+        let seat = Arc::new(Seat {
+            since: now,
+            moved: AtomicU64::new(now),
+            moves: AtomicU64::new(0),
+            is_revoked: AtomicBool::new(false),
+        });
+        places.taken.insert(number, Taken { seat: Arc::clone(&seat), client, _pass: pass });
         self.open.set(places.taken.len() as f64);
         drop(places);
-        Ok(Place { streams: Arc::clone(self), number, seat, held: AtomicU64::new(0), _pass: pass })
+        drop(gone);
+        Ok(Place { streams: Arc::clone(self), number, seat, held: AtomicU64::new(0) })
     }
 
     pub(crate) fn open(&self) -> usize {
         self.places.lock().taken.len()
     }
 
-    fn revoke_one(&self, places: &mut Places, idle: Duration) -> bool {
-        let oldest = places.taken.iter().min_by_key(|(_, seat)| seat.moved.load(Ordering::Relaxed));
-        let Some((number, seat)) = oldest.map(|(number, seat)| (*number, Arc::clone(seat))) else {
-            return false;
-        };
-        let still = self.millis().saturating_sub(seat.moved.load(Ordering::Relaxed));
-        if Duration::from_millis(still) < idle {
-            return false;
+    /// The place that has stood still longest, if that is long enough.
+    fn idlest(&self, places: &Places, idle: Duration) -> Option<u64> {
+        let moved = |taken: &Taken| taken.seat.moved.load(Ordering::Relaxed);
+        let (number, taken) = places.taken.iter().min_by_key(|(_, taken)| moved(taken))?;
+        let still = self.millis().saturating_sub(moved(taken));
+        (Duration::from_millis(still) >= idle).then_some(*number)
+    }
+
+    /// The slowest place of the client that has most, if one who asks would have fewer even with it.
+    fn slowest_of_most(&self, places: &Places, asking: Option<ClientKey>) -> Option<u64> {
+        let mut counts: HashMap<Option<ClientKey>, usize> = HashMap::new();
+        for taken in places.taken.values() {
+            *counts.entry(taken.client).or_default() += 1;
         }
-        seat.is_revoked.store(true, Ordering::Relaxed);
-        places.taken.remove(&number);
-        self.revoked.add(1);
-        true
+        let own = counts.get(&asking).copied().unwrap_or(0);
+        let most = counts.iter().filter(|(client, _)| client.is_some()).map(|(_, count)| *count).max()?;
+        if most <= own + 1 {
+            return None;
+        }
+        let now = self.millis();
+        let of_most = places.taken.iter().filter(|(_, taken)| {
+            taken.client.is_some() && taken.client != asking && counts.get(&taken.client) == Some(&most)
+        });
+        // Moves for the time that it took, as a fraction.
+        let pace = |taken: &Taken| {
+            let seat = &taken.seat;
+            let age = now.saturating_sub(seat.since) + 1;
+            seat.moves.load(Ordering::Relaxed).saturating_mul(1 << 20) / age
+        };
+        of_most.min_by_key(|(number, taken)| (pace(taken), **number)).map(|(number, _)| *number)
     }
 
     fn millis(&self) -> u64 {
@@ -119,7 +167,6 @@ pub(crate) struct Place {
     number: u64,
     seat: Arc<Seat>,
     held: AtomicU64,
-    _pass: Option<Pass>,
 }
 
 impl Place {
@@ -129,7 +176,14 @@ impl Place {
             return Err(StorageError::Timeout { op });
         }
         self.seat.moved.store(self.streams.millis(), Ordering::Relaxed);
+        self.seat.moves.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether somebody else has it now.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.seat.is_revoked.load(Ordering::Relaxed)
     }
 
     /// How long the next piece may be, of `pieces` that the stream holds at a time, if all streams together may hold
@@ -155,9 +209,11 @@ impl fmt::Debug for Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut places = self.streams.places.lock();
-        places.taken.remove(&self.number);
+        let taken = places.taken.remove(&self.number);
         self.streams.held.fetch_sub(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
         self.streams.open.set(places.taken.len() as f64);
+        drop(places);
+        drop(taken);
     }
 }
 
@@ -175,7 +231,7 @@ mod tests {
         let mut places = Vec::new();
         let mut sum = 0;
         for number in 0..512 {
-            let place = streams.admit(None, idle).unwrap();
+            let place = streams.admit(None, None, idle).unwrap();
             let share = u64::from(place.share(64 * MIB, 1 << 20, 1));
             assert!(share % GROUP_BYTES == 0 && (number > 50 || share == MIB), "{number}: {share}");
             sum += share;
@@ -185,8 +241,38 @@ mod tests {
         assert_eq!(places[0].share(64 * MIB, 1 << 20, 2), 65_536);
         drop(places);
         assert_eq!((streams.open(), streams.held.load(Ordering::Relaxed)), (0, 0));
-        let alone = streams.admit(None, idle).unwrap();
+        let alone = streams.admit(None, None, idle).unwrap();
         assert_eq!(alone.share(64 * MIB, 1 << 20, 2), 1 << 20);
         assert_eq!(alone.share(MIB, 1 << 20, 2), 65_536);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_most_makes_room_for_who_has_few() {
+        let streams = Streams::new("test", 8, GET_STREAMS, &Metrics::default());
+        let idle = Duration::from_secs(60);
+        let client = |number: u8| Some(ClientKey::from(std::net::Ipv4Addr::new(10, 0, 0, number)));
+        let own = streams.admit(None, None, idle).unwrap();
+        let mut greedy: Vec<_> = (0..7).map(|_| streams.admit(client(1), None, idle).unwrap()).collect();
+        for round in 0..10 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            own.moved("test").unwrap();
+            // All move, the third least.
+            for (number, place) in greedy.iter().enumerate() {
+                if number != 2 || round == 9 {
+                    place.moved("test").unwrap();
+                }
+            }
+        }
+        assert!(streams.admit(client(1), None, idle).is_err(), "nobody takes from himself");
+        let modest = streams.admit(client(2), None, idle).unwrap();
+        assert!(greedy[2].moved("test").is_err() && modest.moved("test").is_ok());
+        assert_eq!(streams.open(), 8);
+        drop(greedy.remove(2));
+        // Until each has as many as the other, and the host's own is nobody's to take.
+        let others: Vec<_> = (0..9).map_while(|_| streams.admit(client(2), None, idle).ok()).collect();
+        assert_eq!(others.len(), 2);
+        let host: Vec<_> = (0..9).map_while(|_| streams.admit(None, None, idle).ok()).collect();
+        assert_eq!((host.len(), streams.open()), (1, 8));
+        assert!(own.moved("test").is_ok());
     }
 }

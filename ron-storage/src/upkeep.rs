@@ -3,7 +3,7 @@
 //! Everything here is cut into steps of a mebibyte or a few hundred objects, so that whoever is served meanwhile waits for
 //! one step at most. One task runs it, so that of those who hold many names at once there is only one.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{
@@ -23,6 +23,7 @@ use crate::{
         records::{Note, SMALL},
         table::{Entry, Home, Spot},
     },
+    metrics::UNREADABLE,
     objects::Objects,
     planted::{Bug, is_planted},
     settings::Settings,
@@ -43,6 +44,13 @@ const NAMED_MAX: usize = 1000;
 
 /// What one write to the journal may take, in the background.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Names that are settled with one look at the journal. All streams can leave one each, and others wait for these names
+/// meanwhile.
+const DOUBTS_MAX: usize = 4096;
+
+/// What that may take: as much as was written since the oldest of them is read.
+const SETTLING: Duration = Duration::from_secs(600);
 
 /// How much the journal grows before the index is written again: less than a second of reading when opening.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
@@ -155,11 +163,14 @@ impl Upkeep {
 
     /// Finds out what became of what somebody was called off from writing.
     pub(crate) async fn settle_doubts(&self) {
-        for id in self.objects.holds.doubtful() {
-            match self.objects.hold(id, soon()).await {
-                Ok(hold) => hold.settle(),
-                Err(error) => tracing::debug!(%id, %error, "a doubt remains"),
-            }
+        let mut doubtful = self.objects.holds.doubtful();
+        doubtful.truncate(DOUBTS_MAX);
+        let count = doubtful.len();
+        if count == 0 {
+            return;
+        }
+        if let Err(error) = self.objects.settle_all(doubtful, Deadline::after(SETTLING)).await {
+            tracing::debug!(count, %error, "doubts remain");
         }
     }
 
@@ -271,7 +282,7 @@ impl Upkeep {
     /// Writes again, at the end of the journal, what is alive among some records.
     async fn move_on(&self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
         let objects = &self.objects;
-        let mut moved = Vec::new();
+        let (mut moved, mut names) = (Vec::new(), HashSet::new());
         let mut appends: Vec<(u8, Bytes)> = Vec::new();
         for item in items {
             let record = match item {
@@ -286,7 +297,8 @@ impl Upkeep {
                 appends.push((record.kind, record.payload));
                 continue;
             };
-            if !is_alive {
+            // The journal may say the same twice, and what is said of an object is written from the table.
+            if !is_alive || !names.insert(id) {
                 continue;
             }
             let hold = objects.hold(id, soon()).await?;
@@ -382,7 +394,10 @@ impl Upkeep {
             (Home::Large(file), Some(mark)) => file < mark.file,
             (Home::Lost, Some(_)) => true,
         };
-        let goes = |entry: &Entry| !entry.is_pinned && is_old(entry) && !gc.keeps(&entry.id);
+        let grace = settings.collect_grace;
+        let is_young = |id: &ContentId| !grace.is_zero() && self.objects.touched.is_young(id, now(), grace);
+        let goes =
+            |entry: &Entry| !entry.is_pinned && is_old(entry) && !is_young(&entry.id) && !gc.keeps(&entry.id);
         let (mut collected, mut after): (Collected, Option<ContentId>) = (Collected::default(), None);
         loop {
             let (page, more) = self.objects.table.lock().page(after.as_ref(), STEP_OBJECTS);
@@ -496,15 +511,28 @@ pub(crate) async fn scrub(objects: &Arc<Objects>, pacer: &Pacer) -> Result<Scrub
         after = page.last().map(|last| last.id);
         for entry in page {
             scrubbed.objects += 1;
-            let is_whole = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await?;
-            if !is_whole && scrubbed.damaged.len() < NAMED_MAX {
-                scrubbed.damaged.push(entry.id);
+            let mut found = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await;
+            if matches!(found, Err(StorageError::Disk { .. })) {
+                found = scrub_one(objects, pacer, &entry, &mut scrubbed.bytes).await;
+            }
+            let list = match found {
+                Ok(true) => continue,
+                Ok(false) => &mut scrubbed.damaged,
+                // Sectors go bad one by one, and the others are to be looked at too.
+                Err(StorageError::Disk { message }) => {
+                    tracing::error!(id = %entry.id, message, "an object cannot be read");
+                    objects.metrics.tally(UNREADABLE, "scrub").add(1);
+                    &mut scrubbed.unreadable
+                }
+                Err(error) => return Err(error),
+            };
+            if list.len() < NAMED_MAX {
+                list.push(entry.id);
             }
         }
         if !more {
-            objects
-                .events
-                .publish(Event::Scrubbed { objects: scrubbed.objects, damaged: scrubbed.damaged.len() });
+            let damaged = scrubbed.damaged.len() + scrubbed.unreadable.len();
+            objects.events.publish(Event::Scrubbed { objects: scrubbed.objects, damaged });
             return Ok(scrubbed);
         }
     }

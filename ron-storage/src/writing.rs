@@ -16,7 +16,7 @@ use ron_core::{ContentId, Deadline, now};
 
 use crate::{
     StorageError,
-    actor::run,
+    actor::{run, run_within},
     handle::Inner,
     large::{Hashing, Ingest},
     settings::Settings,
@@ -25,6 +25,12 @@ use crate::{
 
 /// Objects up to this long are hashed where their last bytes arrive: sixty microseconds. Longer ones are hashed by a worker.
 const HASHED_HERE_MAX: usize = 256 << 10;
+
+/// A large object is synced whenever it has grown by this much, while it comes in, so that the sync at its end is short
+/// however long it is.
+const SYNC_EVERY: u64 = 64 << 20;
+
+type Syncing = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
 
 /// What an acknowledgement stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -110,12 +116,12 @@ impl Inner {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
+        let settings = self.settings.load();
         if let Some(id) = put.expect {
-            if let Some((len, durability)) = self.objects.put_known(id, put, deadline).await? {
+            if let Some((len, durability)) = self.objects.put_known(id, put, &settings, deadline).await? {
                 return Ok(Stored { id, len, durability, existed: true });
             }
         }
-        let settings = self.settings.load();
         let mut source = pin!(source);
         let mut gathered = Gathered::default();
         while let Some(bytes) = self.next(source.as_mut(), place, &settings).await? {
@@ -125,7 +131,8 @@ impl Inner {
                 return Err(StorageError::TooLarge { key: "object_bytes_max", limit });
             }
             if gathered.len() > settings.small_bytes_max as usize {
-                return self.write_large(place, source, gathered, put, &settings, deadline).await;
+                // Boxed, so that the future of a small put stays small.
+                return Box::pin(self.write_large(place, source, gathered, put, &settings, deadline)).await;
             }
         }
         let content = gathered.take();
@@ -154,10 +161,10 @@ impl Inner {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let step = || deadline.within(settings.write_timeout);
         let large = Arc::clone(&self.objects.large);
-        let ingest = Arc::new(run(&self.puts, step(), move || large.begin()).await??);
+        let ingest = Arc::new(self.step(deadline, move || large.begin()).await?);
         let (mut hashing, mut written) = (Hashing::default(), 0);
+        let (mut syncing, mut synced): (Option<Syncing>, u64) = (None, 0);
         let mut incoming = Incoming { source, gathered, is_over: false };
         let mut piece = self.gather(&mut incoming, place, settings).await?;
         while !piece.is_empty() {
@@ -168,21 +175,51 @@ impl Inner {
             }
             self.objects.check_length(end, settings)?;
             self.objects.check_room(piece.len() as u64, settings)?;
-            // The next piece gathers while this one is written.
-            let write = self.write_piece(&ingest, hashing, written, piece, step());
-            let (hashed, next) = tokio::join!(write, self.gather(&mut incoming, place, settings));
+            // The next piece gathers while this one is written, and what was written before is synced.
+            let write = self.write_piece(&ingest, hashing, written, piece, deadline);
+            let mut both = pin!(async { tokio::join!(write, self.gather(&mut incoming, place, settings)) });
+            let (hashed, next) = loop {
+                tokio::select! {
+                    biased;
+                    both = &mut both => break both,
+                    synced = ended(&mut syncing) => synced?,
+                }
+            };
             (hashing, piece, written) = (hashed?, next?, end);
+            if written - synced >= SYNC_EVERY {
+                if let Some(before) = syncing.take() {
+                    before.await?;
+                }
+                synced = written;
+                let (pool, ingest) = (self.syncs.clone(), Arc::clone(&ingest));
+                syncing =
+                    Some(Box::pin(async move { run(&pool, deadline, move || ingest.sync_so_far()).await? }));
+            }
+        }
+        if let Some(last) = syncing.take() {
+            last.await?;
         }
         let last = now();
         let finishing = Arc::clone(&ingest);
-        let (id, len) = run(&self.puts, step(), move || finishing.finish(hashing)).await??;
+        let (id, len) = self.step(deadline, move || finishing.finish(hashing)).await?;
         check_name(put, id)?;
         let syncing = Arc::clone(&ingest);
-        let sync = async { run(&self.puts, deadline, move || syncing.sync()).await? };
+        let sync = async { run(&self.syncs, deadline, move || syncing.sync()).await? };
         let (existed, durability) =
             self.objects.put_large((id, len), ingest, put, settings, deadline, sync).await?;
         self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
         Ok(Stored { id, len, durability, existed })
+    }
+
+    /// A job of a write: it may wait for its turn as long as a stream may stand still, and then the disk has `write_timeout`.
+    async fn step<T: Send + 'static>(
+        &self,
+        deadline: Deadline,
+        job: impl FnOnce() -> Result<T, StorageError> + Send + 'static,
+    ) -> Result<T, StorageError> {
+        let settings = self.settings.load();
+        let turn = deadline.within(settings.idle_timeout.max(settings.write_timeout));
+        run_within(&self.puts, turn, (settings.write_timeout, &self.counts.put_late), job).await?
     }
 
     /// The next piece of a large object; an empty one at its end. A stream holds two at a time.
@@ -229,16 +266,16 @@ impl Inner {
                 hasher.hash(&mut hashing, &piece)?;
                 Ok(hashing)
             };
-            return run(&self.puts, deadline, both).await?.map_err(|error| self.objects.counted(error));
+            return self.step(deadline, both).await.map_err(|error| self.objects.counted(error));
         }
-        let write = run(&self.puts, deadline, move || writer.write(offset, &written));
-        let hash = run(&self.puts, deadline, move || {
+        let write = self.step(deadline, move || writer.write(offset, &written));
+        let hash = self.step(deadline, move || {
             hasher.hash(&mut hashing, &piece)?;
-            Ok::<_, StorageError>(hashing)
+            Ok(hashing)
         });
         let (written, hashed) = tokio::join!(write, hash);
-        written?.map_err(|error| self.objects.counted(error))?;
-        hashed?
+        written.map_err(|error| self.objects.counted(error))?;
+        hashed
     }
 
     /// The next bytes of a source, if they come in time.
@@ -267,6 +304,14 @@ impl Inner {
             };
         }
     }
+}
+
+/// The end of a sync, if one is under way.
+async fn ended(syncing: &mut Option<Syncing>) -> Result<(), StorageError> {
+    let Some(under_way) = syncing else { return std::future::pending().await };
+    let synced = under_way.await;
+    *syncing = None;
+    synced
 }
 
 fn check_name(put: Put, actual: ContentId) -> Result<(), StorageError> {

@@ -183,7 +183,18 @@ fn a_backup_comes_back() {
 
     let mut spoilt = std::fs::read(path(&ids[2])).unwrap();
     spoilt[12_345] ^= 1;
+    std::fs::write(path(&ids[2]), &spoilt).unwrap();
+    let daemon = Daemon::start(&old, &[]);
+    // By its length it is whole; whoever doubts it has it read, and fetched again.
+    assert!(backup(&daemon).starts_with("0 objects fetched (0 bytes), 5 were there"));
+    let verified = said(refd(&daemon, &old, &["backup", kept.to_str().unwrap(), "--verify"]));
+    assert!(verified.starts_with("1 objects fetched (200000 bytes), 4 were there"), "{verified}");
+    daemon.terminate();
     std::fs::write(path(&ids[2]), spoilt).unwrap();
+    // Files of somebody else's, and a pin of what is not there.
+    std::fs::write(kept.join("objects/notes.txt"), b"mine").unwrap();
+    let lost = format!("b3:{}", "07".repeat(32));
+    std::fs::write(kept.join("pins"), format!("{lost}\n{}\n", ids[3])).unwrap();
     std::fs::write(path(&ids[1]).with_extension("part"), b"unfinished").unwrap();
     let daemon = Daemon::start(&new, &[]);
     let restored = refd(&daemon, &new, &["restore", kept.to_str().unwrap(), "--json"]).output().unwrap();
@@ -191,11 +202,22 @@ fn a_backup_comes_back() {
     let told: serde_json::Value = serde_json::from_slice(&restored.stdout).unwrap();
     assert_eq!((&told["stored"], &told["pinned"]), (&4.into(), &1.into()));
     assert_eq!(told["damaged"], serde_json::json!([ids[2]]));
+    assert_eq!(told["unpinned"], serde_json::json!([lost]));
     for (number, id) in ids.iter().enumerate().filter(|(number, _)| *number != 2) {
         let got = refd(&daemon, &new, &["get", id]).output().unwrap();
         assert!(got.stdout == content(number * 100_000), "{number}");
     }
     assert!(said(refd(&daemon, &new, &["stat", &ids[3]])).contains("pinned\ttrue"));
+}
+
+/// A node without objects has a backup too.
+#[test]
+fn an_empty_backup_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, kept) = (dir.path().join("data"), dir.path().join("backup"));
+    let daemon = Daemon::start(&data, &[]);
+    assert!(said(refd(&daemon, &data, &["backup", kept.to_str().unwrap()])).starts_with("0 objects fetched"));
+    assert!(said(refd(&daemon, &data, &["restore", kept.to_str().unwrap()])).starts_with("0 objects stored"));
 }
 
 /// What began is finished: a download that is under way when the node is asked to stop arrives whole.

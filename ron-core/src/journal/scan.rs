@@ -3,7 +3,8 @@
 //! Where a record should be and is not, the search goes on at every aligned offset. It finds only genuine records,
 //! because their sums are bound to segment and offset, and it passes every byte once, so a hostile file costs time
 //! in proportion to its size. A read that fails is an error and never "no record": recovery must not cut what the
-//! disk merely refused to show.
+//! disk merely refused to show. Only a scan that reports damage goes on, and only in a segment that is not written any more:
+//! there, sectors that stay unreadable are damage like any other.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -33,6 +34,9 @@ const SCAN_STEP: usize = 256 << 10;
 const READ_STEP: usize = 4 << 10;
 /// Sealed segments kept open for reading. A journal has thousands of segments, a process has 1024 descriptors.
 const OPEN_MAX: usize = 32;
+
+/// What is given up together when the disk cannot read it: a sector of today's disks, and a page.
+const SECTOR: usize = 4 << 10;
 
 const _: () = assert!(SCAN_STEP % ALIGN == 0 && HEADER % ALIGN == 0);
 
@@ -399,7 +403,10 @@ impl Scan {
         if self.at.offset > end || self.at.offset as usize % ALIGN != 0 {
             return Err(JournalError::NoRecord { position: self.at });
         }
-        self.current = Some((segment, Window::new(file, end, SCAN_STEP)));
+        let mut window = Window::new(file, end, SCAN_STEP);
+        let is_sealed = self.shared.at_or_after(segment.sequence.saturating_add(1)).is_some();
+        window.is_lenient = is_sealed && self.shared.on_damage == OnDamage::Report;
+        self.current = Some((segment, window));
         Ok(Entered::Segment)
     }
 }
@@ -434,6 +441,8 @@ pub(super) struct Window {
     step: usize,
     start: u32,
     bytes: Vec<u8>,
+    /// Whether sectors that cannot be read are taken for zeros, which are no record.
+    is_lenient: bool,
 }
 
 /// A record: its head, the name of what it holds, and that.
@@ -441,7 +450,7 @@ type Found<'w> = (Head, ContentId, &'w [u8]);
 
 impl Window {
     fn new(file: Arc<File>, limit: u32, step: usize) -> Self {
-        Window { file, limit, step, start: 0, bytes: Vec::new() }
+        Window { file, limit, step, start: 0, bytes: Vec::new(), is_lenient: false }
     }
 
     /// The bytes from `offset` on: at least `len` of them, fewer only where the limit or the file ends.
@@ -452,11 +461,32 @@ impl Window {
         }
         let want = len.max(self.step).min(self.limit.saturating_sub(offset) as usize);
         self.bytes.resize(want, 0);
-        let read = self.file.read_at(u64::from(offset), &mut self.bytes);
+        let mut read = self.file.read_at(u64::from(offset), &mut self.bytes);
+        if self.is_lenient && read.is_err() {
+            read = self.read_sectors(offset);
+        }
         self.start = offset;
         self.bytes.truncate(*read.as_ref().unwrap_or(&0));
         read?;
         Ok(&self.bytes)
+    }
+
+    /// Fills the window sector by sector. Those that cannot be read are zeros: a record that has one of them fails its sum,
+    /// unless zeros are what was there.
+    fn read_sectors(&mut self, offset: u32) -> Result<usize, DiskError> {
+        let (mut filled, want) = (0, self.bytes.len());
+        while filled < want {
+            let at = u64::from(offset) + filled as u64;
+            let rest = SECTOR - usize::try_from(at % SECTOR as u64).expect("less than a sector");
+            let sector = &mut self.bytes[filled..want.min(filled + rest)];
+            match self.file.read_at(at, sector) {
+                Ok(read) if read < sector.len() => return Ok(filled + read),
+                Ok(_) => {}
+                Err(_) => sector.fill(0),
+            }
+            filled += sector.len();
+        }
+        Ok(filled)
     }
 
     fn head(&mut self, key: &Key, offset: u32) -> Result<Option<Head>, DiskError> {

@@ -129,6 +129,17 @@ impl SimDisk {
         state.read_faults.insert(number);
     }
 
+    /// From now on every read fails that wants this byte, as when a sector of the disk has gone bad. Restarts do not heal
+    /// it.
+    ///
+    /// # Panics
+    /// If there is no such file: a mistake of the test.
+    pub fn spoil(&self, path: impl AsRef<Path>, offset: usize) {
+        let mut state = self.lock_state();
+        let node = state.find("spoil", path.as_ref()).expect("the file exists");
+        state.bad_bytes.insert((node, offset));
+    }
+
     /// Whether [`SimDisk::crash_at_call`] has struck.
     #[must_use]
     pub fn is_crashed(&self) -> bool {
@@ -449,9 +460,13 @@ impl RawFile for SimFile {
         if state.read_faults.remove(&number) {
             return Err(Fault::Io.error());
         }
+        let seen = state.file_mut(self.node).seen.len();
+        let from = position(offset)?.min(seen);
+        let len = buf.len().min(seen - from);
+        if state.bad_bytes.range((self.node, from)..(self.node, from + len)).next().is_some() {
+            return Err(Fault::Io.error());
+        }
         let bytes = &state.file_mut(self.node).seen;
-        let from = position(offset)?.min(bytes.len());
-        let len = buf.len().min(bytes.len() - from);
         buf[..len].copy_from_slice(&bytes[from..from + len]);
         Ok(len)
     }

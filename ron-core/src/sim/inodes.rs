@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) crashed: bool,
     pub(super) faults: BTreeMap<u64, Fault>,
     pub(super) read_faults: BTreeSet<u64>,
+    /// Bytes that cannot be read, by file.
+    pub(super) bad_bytes: BTreeSet<(NodeId, usize)>,
     pub(super) capacity: Option<u64>,
     pub(super) log: VecDeque<Call>,
 }
@@ -51,6 +53,7 @@ impl Default for State {
             crashed: false,
             faults: BTreeMap::new(),
             read_faults: BTreeSet::new(),
+            bad_bytes: BTreeSet::new(),
             capacity: None,
             log: VecDeque::new(),
         }

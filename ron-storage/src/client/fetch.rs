@@ -120,7 +120,12 @@ impl Fetch {
                     | ClientError::Unreachable { .. }
             );
             // What never answered is more likely not there than away for a moment.
-            let hopeless = matches!(error, ClientError::Unreachable { .. }) && self.size.is_none();
+            let hopeless = match &error {
+                ClientError::Unreachable { .. } => self.size.is_none(),
+                // Longer than a server may stand still anyway: whether to wait so long is for the caller to say.
+                ClientError::Busy { retry_after, .. } => *retry_after > self.client.inner.stall,
+                _ => false,
+            };
             if !again || hopeless || self.tries >= self.client.inner.retries {
                 self.is_over = true;
                 return Err(error);

@@ -90,6 +90,8 @@ pub(super) struct ScrubbedBody {
     objects: u64,
     bytes: u64,
     damaged: Vec<String>,
+    /// Those that the disk could not read.
+    unreadable: Vec<String>,
 }
 
 pub(super) async fn stat(
@@ -184,9 +186,11 @@ pub(super) async fn scrub(
 ) -> Result<Json<ScrubbedBody>, Problem> {
     Query::of(&request, &[])?;
     let scrubbed = store.scrub(deadline(&request)).await.map_err(problem)?;
+    let names = |ids: &[ContentId]| ids.iter().map(ToString::to_string).collect();
     Ok(Json(ScrubbedBody {
         objects: scrubbed.objects,
         bytes: scrubbed.bytes,
-        damaged: scrubbed.damaged.iter().map(ToString::to_string).collect(),
+        damaged: names(&scrubbed.damaged),
+        unreadable: names(&scrubbed.unreadable),
     }))
 }

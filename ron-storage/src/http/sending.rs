@@ -142,6 +142,7 @@ impl Sending {
                     return Poll::Ready(Some(Ok(bytes)));
                 }
                 Some(Err(error)) if self.may_try_again(&error) => {}
+                Some(Err(StorageError::Timeout { .. })) if self.asks_again_for_a_place() => {}
                 Some(Err(error)) => {
                     self.now = Now::Over;
                     self.parts.clear();
@@ -159,14 +160,30 @@ impl Sending {
         self.now = Now::Opening(range, opening);
     }
 
+    /// If somebody else got the place, asks for another one to go on with.
+    fn asks_again_for_a_place(&mut self) -> bool {
+        let rest = match &self.now {
+            Now::Reading(reader) if reader.has_lost_its_place() => reader.remaining(),
+            _ => return false,
+        };
+        let again = self.try_again_after(PAUSE);
+        if again {
+            self.open(rest);
+        }
+        again
+    }
+
     /// Whether to ask again, after a pause that it sets.
     fn may_try_again(&mut self, error: &StorageError) -> bool {
         let again = matches!(error, StorageError::Busy { .. } | StorageError::Panicked { .. });
-        if !again || self.tries == TRIES {
+        again && self.try_again_after(error.retry_after().unwrap_or(PAUSE).max(PAUSE / 10))
+    }
+
+    fn try_again_after(&mut self, pause: Duration) -> bool {
+        if self.tries == TRIES {
             return false;
         }
         self.tries += 1;
-        let pause = error.retry_after().unwrap_or(PAUSE).max(PAUSE / 10);
         self.pause = Some(Box::pin(tokio::time::sleep(pause * self.tries)));
         true
     }

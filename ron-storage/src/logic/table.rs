@@ -278,6 +278,18 @@ impl Table {
         all.filter(|entry| matches!(entry.home, Home::Small(spot) if from <= spot && spot < to)).collect()
     }
 
+    /// Takes note that the small objects whose records were before `first` are lost, because the journal begins there. Says
+    /// how many they are.
+    pub fn lose_before(&mut self, first: Spot) -> usize {
+        let all = self.buckets.iter().flatten().map(Packed::open);
+        let is_lost = |entry: &Entry| matches!(entry.home, Home::Small(spot) if spot < first);
+        let lost: Vec<Entry> = all.filter(is_lost).collect();
+        for entry in &lost {
+            self.insert(Entry { home: Home::Lost, is_bad: true, ..*entry });
+        }
+        lost.len()
+    }
+
     /// The numbers of all files that belong to an object.
     #[must_use]
     pub fn files(&self) -> std::collections::HashSet<u64> {

@@ -20,6 +20,10 @@ pub(crate) struct Hooks {
     /// So many reads panic.
     panics: AtomicU64,
     pub(crate) reads: AtomicU64,
+    /// Syncs of the files of large objects wait while this is set.
+    syncs: (Mutex<bool>, Condvar),
+    /// How many wait.
+    pub(crate) syncing: AtomicU64,
 }
 
 impl Hooks {
@@ -59,7 +63,14 @@ pub(crate) struct Hooked {
 
 impl Hooked {
     fn wrap(&self, path: &Path, file: File) -> File {
-        File::new(path, Box::new(HookedFile { file, hooks: Arc::clone(&self.hooks) }))
+        File::new(
+            path,
+            Box::new(HookedFile {
+                file,
+                hooks: Arc::clone(&self.hooks),
+                is_large: path.extension().is_some_and(|kind| kind == "dat"),
+            }),
+        )
     }
 }
 
@@ -105,6 +116,7 @@ impl Disk for Hooked {
 struct HookedFile {
     file: File,
     hooks: Arc<Hooks>,
+    is_large: bool,
 }
 
 fn other(error: DiskError) -> io::Error {
@@ -123,6 +135,9 @@ impl RawFile for HookedFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        if self.is_large {
+            self.hooks.on_sync();
+        }
         self.file.sync_data().map_err(other)
     }
 
@@ -140,5 +155,19 @@ impl RawFile for HookedFile {
 
     fn len(&self) -> io::Result<u64> {
         self.file.len().map_err(other)
+    }
+}
+
+impl Hooks {
+    pub(crate) fn hold_syncs(&self, holds: bool) {
+        *self.syncs.0.lock().unwrap() = holds;
+        self.syncs.1.notify_all();
+    }
+
+    fn on_sync(&self) {
+        self.syncing.fetch_add(1, Ordering::SeqCst);
+        let waits = self.syncs.0.lock().unwrap();
+        drop(self.syncs.1.wait_while(waits, |waits| *waits).unwrap());
+        self.syncing.fetch_sub(1, Ordering::SeqCst);
     }
 }

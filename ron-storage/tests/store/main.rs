@@ -4,9 +4,13 @@
 
 mod basics;
 mod contract;
+mod doubts;
 mod formats;
+mod graces;
 mod hooked;
 mod knobs;
 mod limits;
+mod recovery;
+mod syncs;
 mod upkeep;
 mod world;
