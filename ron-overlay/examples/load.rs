@@ -8,15 +8,16 @@
 use std::{
     error::Error,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use ron_core::{
     Deadline, Stop, Supervisor, TaskSpec,
     net::{Endpoint, EndpointSettings, Identity},
+    now,
 };
 use ron_overlay::{Delivery, Overlay, Subscription, Topic};
 
@@ -64,7 +65,13 @@ async fn start(
     Ok(Node { topic, overlay })
 }
 
-async fn read(mut heard: Subscription, book: Book, began: Instant, told: Arc<AtomicU64>, stop: Stop) {
+async fn read(
+    mut heard: Subscription,
+    book: Book,
+    began: tokio::time::Instant,
+    told: Arc<AtomicU64>,
+    stop: Stop,
+) {
     loop {
         let delivery = tokio::select! {
             () = stop.requested() => return,
@@ -89,7 +96,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let arg = |place: usize, usual: usize| args.get(place).and_then(|arg| arg.parse().ok()).unwrap_or(usual);
     let (nodes, publishers, rate, seconds) = (arg(0, 64), arg(1, 8), arg(2, 300), arg(3, 5));
     let is_signed = args.get(4).is_none_or(|arg| arg == "signed");
-    let (host, began, messages) = (Supervisor::new("load"), Instant::now(), rate * seconds);
+    let (host, began, messages) = (Supervisor::new("load"), now(), rate * seconds);
     let book: Book = Arc::new((0..messages).map(|_| Default::default()).collect());
     let (told, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (empty, _) = taken();
@@ -114,13 +121,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("{nodes} nodes joined: {} KiB a node, idle {idle:.1} % of a core", per_node(joined));
 
     // The first second finds the trees and does not count.
-    let (since, warm) = (tokio::time::Instant::now(), rate.min(messages));
-    let mut at_warm = (Instant::now(), before);
-    let late = Arc::new(Mutex::new(Duration::ZERO));
+    let (since, warm) = (now(), rate.min(messages));
+    let mut at_warm = (now(), before);
     for publisher in 0..publishers {
         let (topic, book, refused) =
             (network[publisher * 7 % nodes].topic.clone(), Arc::clone(&book), Arc::clone(&refused));
-        let late = Arc::clone(&late);
         let _ = host.spawn(PUBLISHER, move |_| async move {
             for number in (publisher..messages).step_by(publishers) {
                 let due = since + Duration::from_secs_f64(number as f64 / rate as f64);
@@ -132,13 +137,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     refused.fetch_add(1, Relaxed);
                 }
             }
-            let mut late = late.lock().expect("nobody panics");
-            *late = (*late).max(tokio::time::Instant::now().saturating_duration_since(since));
         });
     }
     tokio::time::sleep_until(since + Duration::from_secs(1)).await;
     if messages > warm {
-        at_warm = (Instant::now(), taken().1);
+        at_warm = (now(), taken().1);
     }
     tokio::time::sleep_until(since + Duration::from_secs(seconds as u64)).await;
     for _ in 0..100 {

@@ -189,7 +189,7 @@ impl Builder {
         let ready = supervisor.ready();
         let full = engines.iter().flat_map(|engine| {
             let local = ready.watch_lane(&engine.local, WRITES_AT, READS_AT);
-            [local, watch(&ready, &engine.gossip)]
+            [local, watch(ready, &engine.gossip)]
         });
         let full: Vec<[ReadyGate; 2]> = full.collect();
         let sessions = Arc::new(ready.gate("overlay.sessions", Affects::Writes));

@@ -114,11 +114,12 @@ impl EngineLanes {
 
     /// Hands a word of so many bytes to the engine, if it has room for it. Hands back what has none, which may be a word of
     /// a peer that has more waiting.
-    pub(crate) fn hand(&self, incoming: Incoming, bytes: usize) -> Result<(), Incoming> {
+    #[must_use]
+    pub(crate) fn hand(&self, incoming: Incoming, bytes: usize) -> Option<Incoming> {
         let is_control = incoming.word.class() == Class::Control;
-        let handed = if is_control { &self.control } else { &self.gossip }.push(incoming, bytes);
+        let refused = if is_control { &self.control } else { &self.gossip }.push(incoming, bytes);
         self.bell.notify_one();
-        handed
+        refused
     }
 }
 

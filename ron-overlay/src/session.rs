@@ -172,10 +172,10 @@ impl Node {
         let (topic, word) = wire::decode(method, body)?;
         let incoming = Incoming { from: egress.peer, topic, word };
         match self.engine_of(&topic).hand(incoming, body.len()) {
-            Ok(()) => {}
-            Err(refused) if refused.from == egress.peer => egress.refused(refused.topic),
+            None => {}
+            Some(refused) if refused.from == egress.peer => egress.refused(refused.topic),
             // It made room for a peer that has less waiting.
-            Err(refused) => match self.egress(&refused.from) {
+            Some(refused) => match self.egress(&refused.from) {
                 Some(other) => other.refused(refused.topic),
                 None => self.egress.tallies.refused.add(1),
             },

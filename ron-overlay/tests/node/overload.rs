@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Deadline, NodeId, now, sim::Line};
+use ron_core::{NodeId, now, sim::Line};
 use ron_overlay::{Delivery, Event, Overflow, OverlayError, PeerSettings, Settings, Subscription};
 
 use super::world::{Member, SECOND, World, ip, ms, soon, stop};
@@ -122,6 +122,9 @@ struct Scene {
     stuck: Subscription,
     published: BTreeSet<(NodeId, u64)>,
     busy: usize,
+    /// What the node behind the stuck links has heard, and what it was told it will not hear.
+    heard: BTreeSet<(NodeId, u64)>,
+    lost: BTreeSet<(NodeId, u64)>,
 }
 
 const STUCK: usize = 2;
@@ -137,7 +140,15 @@ impl Scene {
         settings.gossip.store.bytes = 256 << 10;
         let members = world.swarm(12, &settings).await;
         let stuck = members[4].topic.subscribe_with(16, soon()).await.unwrap();
-        Scene { world, members, stuck, published: BTreeSet::new(), busy: 0 }
+        Scene {
+            world,
+            members,
+            stuck,
+            published: BTreeSet::new(),
+            busy: 0,
+            heard: BTreeSet::new(),
+            lost: BTreeSet::new(),
+        }
     }
 
     /// So many bytes a second to and from one node, over every link of it.
@@ -149,6 +160,19 @@ impl Scene {
                 ip(STUCK as u8 + 1),
                 Line { bandwidth, latency: usual, ..Line::default() },
             );
+        }
+    }
+
+    fn read_stuck(&mut self) {
+        while let Some(delivery) = self.members[STUCK].heard.try_recv() {
+            match delivery {
+                Delivery::Message { message, .. } => {
+                    let serial = message.serial();
+                    assert!(self.heard.insert((serial.publisher, serial.seq)), "{serial:?} twice");
+                }
+                Delivery::Gap(gap) => self.lost.extend(gap.seqs.map(|seq| (gap.publisher, seq))),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -175,7 +199,8 @@ impl Scene {
                 }
             }
             latest.push(now() - before);
-            tokio::time::sleep(ms(50)).await;
+            tokio::time::sleep(ms(20)).await;
+            self.read_stuck();
         }
         latest
     }
@@ -195,17 +220,18 @@ fn a_stuck_subscriber_and_a_stuck_link_harm_nobody_else() {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let mut scene = runtime.block_on(Scene::new());
     let quiet = runtime.block_on(scene.publish(150));
-    scene.set_bandwidth(Some(500));
+    // Less than half of what is published, and enough to stay connected.
+    scene.set_bandwidth(Some(20_000));
     // The trees go around it within a few messages.
     let _ = runtime.block_on(scene.publish(20));
-    let mut busy = Vec::new();
-    let first = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(120))));
-    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(120))));
+    let mut busy = runtime.block_on(scene.publish(170));
+    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(100))));
     println!("p99 {:?} quiet, {:?} busy; {} busy", p99(&quiet), p99(&busy), scene.busy);
-    println!("memory {first:?}, then {then:?}");
+    println!("memory {then:?}");
     assert!(p99(&busy) <= p99(&quiet) * 2, "{:?} quiet, {:?} busy", p99(&quiet), p99(&busy));
-    assert!(then.bytes_current < 256 << 10, "it grows: {then:?}");
-    assert!(then.bytes_max < 4 << 20, "{then:?}");
+    // Twelve nodes had a hundred messages of 2000 bytes each, and have let go of as much.
+    assert!(then.bytes_current < 12 * 100 * 2000 / 8, "it grows: {then:?}");
+    assert!(then.bytes_max < 1 << 20, "{then:?}");
     runtime.block_on(async {
         let Scene { members, stuck, published, .. } = &mut scene;
         let mut waited = 0;
@@ -233,20 +259,11 @@ fn a_stuck_subscriber_and_a_stuck_link_harm_nobody_else() {
         tokio::time::sleep(60 * SECOND).await;
         let _ = scene.publish(2).await;
         tokio::time::sleep(60 * SECOND).await;
-        let (mut heard, mut lost) = (BTreeSet::new(), BTreeSet::new());
-        while let Some(delivery) = scene.members[STUCK].heard.try_recv() {
-            match delivery {
-                Delivery::Message { message, .. } => {
-                    let serial = message.serial();
-                    assert!(heard.insert((serial.publisher, serial.seq)), "{serial:?} twice");
-                }
-                Delivery::Gap(gap) => lost.extend(gap.seqs.map(|seq| (gap.publisher, seq))),
-                other => panic!("{other:?}"),
-            }
-        }
+        scene.read_stuck();
+        let (heard, lost) = (&scene.heard, &scene.lost);
         println!("{} published, {} heard, {} told as lost", scene.published.len(), heard.len(), lost.len());
-        assert_eq!(&(&heard | &lost), &scene.published, "nothing is lost silently");
-        assert!(!lost.is_empty() && heard.len() > 150);
+        assert_eq!(&(heard | lost), &scene.published, "nothing is lost silently");
+        assert!(heard.len() > 150);
         for member in scene.members {
             member.node.host.shutdown().await;
         }
