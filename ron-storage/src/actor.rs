@@ -30,8 +30,8 @@ pub(crate) const GETS: LaneSpec = LaneSpec::new("ron-storage", "get", 512).flow(
     "one job for each stream there may be; a job is at most a mebibyte, so the last waits for milliseconds",
 );
 
-pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 520).flow("writers → PUT pool").why(
-    "one job for each of 512 streams, two while there are fewer streams than workers; apart from those that read, so that \
+pub(crate) const PUTS: LaneSpec = LaneSpec::new("ron-storage", "put", 524).flow("writers → PUT pool").why(
+    "one job for each of 512 streams, three while there are no more streams than workers; apart from those that read, so that \
      neither starves the other",
 );
 
@@ -88,8 +88,8 @@ pub(crate) fn start_gets(
 
 /// Starts the workers that write.
 pub(crate) fn start_puts(group: &Supervisor, settings: &Settings) -> Result<PutPool, io::Error> {
-    // A stream has one job at a time, or two while there are fewer streams than workers.
-    let jobs = settings.put_lane + 2 * settings.put_workers.get();
+    // A stream has one job at a time, or three while there are no more streams than workers.
+    let jobs = settings.put_lane + 3 * settings.put_workers.get();
     let capacity = Capacity::new("put_lane", jobs.min(Capacity::MAX)).expect("the settings were checked");
     let spec = PoolSpec { lane: PUTS.with_capacity(capacity), task: PUTTER, workers: settings.put_workers };
     Pool::start_blocking(group, spec, |job: Box<dyn FnOnce() + Send>, _| job())

@@ -347,6 +347,11 @@ impl Ingest {
         Ok((tree.id, len))
     }
 
+    /// Has the disk take what is written so far. Blocks. If that fails, so does [`sync`](Self::sync).
+    pub(crate) fn flush(&self) -> Result<(), StorageError> {
+        self.data.sync_data().map_err(of_disk)
+    }
+
     /// Makes both files survive a crash, name and all. Blocks.
     pub(crate) fn sync(&self) -> Result<(), StorageError> {
         if !is_planted(Bug::NoSync) {

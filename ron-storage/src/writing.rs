@@ -8,6 +8,7 @@ use std::{
     future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
+    task::Poll,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -25,6 +26,10 @@ use crate::{
 
 /// Objects up to this long are hashed where their last bytes arrive: sixty microseconds. Longer ones are hashed by a worker.
 const HASHED_HERE_MAX: usize = 256 << 10;
+
+/// Bytes of a large object after which the disk begins to take them for good, while more come. At the end only the last few of
+/// these are left to wait for, and whoever syncs something small meanwhile does not wait for a gibibyte.
+const FLUSH_BYTES: u64 = 32 << 20;
 
 /// What an acknowledgement stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -89,6 +94,9 @@ impl Gathered {
         if self.first.is_empty() { self.more.split().freeze() } else { std::mem::take(&mut self.first) }
     }
 }
+
+/// A flush that a worker is at.
+type Flushing<'a> = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send + 'a>>;
 
 /// What comes in, and what of it is not written yet.
 struct Incoming<'a, S> {
@@ -157,7 +165,8 @@ impl Inner {
         let step = || deadline.within(settings.write_timeout);
         let large = Arc::clone(&self.objects.large);
         let ingest = Arc::new(run(&self.puts, step(), move || large.begin()).await??);
-        let (mut hashing, mut written) = (Hashing::default(), 0);
+        let (mut hashing, mut written, mut flushed) = (Hashing::default(), 0, 0);
+        let mut flushing: Option<Flushing<'_>> = None;
         let mut incoming = Incoming { source, gathered, is_over: false };
         let mut piece = self.gather(&mut incoming, place, settings).await?;
         while !piece.is_empty() {
@@ -172,6 +181,21 @@ impl Inner {
             let write = self.write_piece(&ingest, hashing, written, piece, step());
             let (hashed, next) = tokio::join!(write, self.gather(&mut incoming, place, settings));
             (hashing, piece, written) = (hashed?, next?, end);
+            if written - flushed >= FLUSH_BYTES && !self.is_crowded() {
+                if let Some(before) = flushing.take() {
+                    before.await?;
+                }
+                let flush = flushing.insert(self.flush(&ingest, deadline));
+                // It is handed to a worker with this, and looked after when the next is due.
+                if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(flush.as_mut().poll(cx))).await {
+                    done?;
+                    flushing = None;
+                }
+                flushed = written;
+            }
+        }
+        if let Some(flushing) = flushing {
+            flushing.await?;
         }
         let last = now();
         let finishing = Arc::clone(&ingest);
@@ -212,6 +236,18 @@ impl Inner {
         Ok(piece)
     }
 
+    /// Whether others keep the workers busy, so that one job waits for its turn only once.
+    fn is_crowded(&self) -> bool {
+        self.put_streams.open() > self.settings.load().put_workers.get()
+    }
+
+    /// Makes durable what is written of an object so far.
+    fn flush<'a>(&'a self, ingest: &Arc<Ingest>, deadline: Deadline) -> Flushing<'a> {
+        let ingest = Arc::clone(ingest);
+        let flush = run(&self.puts, deadline, move || ingest.flush());
+        Box::pin(async move { flush.await?.map_err(|error| self.objects.counted(error)) })
+    }
+
     /// Writes a piece and hashes it, both at once.
     async fn write_piece(
         &self,
@@ -222,8 +258,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Hashing, StorageError> {
         let (writer, hasher, written) = (Arc::clone(ingest), Arc::clone(ingest), piece.clone());
-        if self.put_streams.open() > self.settings.load().put_workers.get() {
-            // Others keep the workers busy, and one job waits for its turn only once.
+        if self.is_crowded() {
             let both = move || {
                 writer.write(offset, &written)?;
                 hasher.hash(&mut hashing, &piece)?;
