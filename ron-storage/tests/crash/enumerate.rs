@@ -151,10 +151,39 @@ const SCRIPT: &[Step] = &[
     Step::Put(24),
 ];
 
+/// What every planted bug breaks, in few calls.
+const SHORT: &[Step] = &[
+    Step::Put(4),
+    Step::PutBuffered(17),
+    Step::Put(17),
+    Step::Put(16),
+    Step::Put(26),
+    Step::Put(36),
+    Step::Put(46),
+    Step::Put(56),
+    Step::Put(66),
+    Step::Put(76),
+    Step::Put(86),
+    Step::Delete(16),
+    Step::Delete(26),
+    Step::Delete(46),
+    Step::Delete(56),
+    Step::Delete(66),
+    Step::Delete(76),
+    Step::Put(96),
+    Step::Compact,
+    Step::Trickle(102, 8),
+];
+
 /// Runs the script until it ends or the disk stops it.
-async fn workload(disk: &SimDisk, told: &mut Told, older: &mut Option<Vec<u8>>) -> Result<(), StorageError> {
+async fn workload(
+    disk: &SimDisk,
+    script: &[Step],
+    told: &mut Told,
+    older: &mut Option<Vec<u8>>,
+) -> Result<(), StorageError> {
     let (mut store, mut host) = open(disk).await?;
-    for step in SCRIPT {
+    for step in script {
         let done = act(&store, step, told).await;
         if let (Ok(()), Step::Restart) = (&done, step) {
             host.shutdown().await;
@@ -333,6 +362,7 @@ struct Stats {
 /// How thorough an enumeration is. Every call of the script is crashed in any case.
 #[derive(Clone, Copy)]
 struct Effort {
+    script: &'static [Step],
     /// All styles of crash for every call, and all kinds of index for each, or some of them in turn.
     is_whole: bool,
     scrambles: u64,
@@ -359,7 +389,7 @@ fn enumerate(effort: Effort) -> Result<Stats, String> {
         let disk = SimDisk::new();
         let (mut told, mut older) = (Told::new(), None);
         disk.crash_at_call(point);
-        if run(workload(&disk, &mut told, &mut older)).is_ok() {
+        if run(workload(&disk, effort.script, &mut told, &mut older)).is_ok() {
             break;
         }
         stats.crash_points += 1;
@@ -466,9 +496,9 @@ fn crash_recovery(
 /// The whole of it with `RON_CRASH_ALL`, as `.ci/long crash` does.
 fn effort() -> Effort {
     if std::env::var_os("RON_CRASH_ALL").is_some() {
-        Effort { is_whole: true, scrambles: 4, again: (1, 1) }
+        Effort { script: SCRIPT, is_whole: true, scrambles: 4, again: (1, 1) }
     } else {
-        Effort { is_whole: false, scrambles: 1, again: (16, 7) }
+        Effort { script: SCRIPT, is_whole: false, scrambles: 1, again: (16, 7) }
     }
 }
 
@@ -490,7 +520,7 @@ fn acknowledged_objects_survive_a_failure_of_every_call() {
             let disk = SimDisk::new();
             let (mut told, mut older) = (Told::new(), None);
             disk.fail_call(point, fault);
-            let failed = run(workload(&disk, &mut told, &mut older));
+            let failed = run(workload(&disk, SCRIPT, &mut told, &mut older));
             if disk.calls() < point {
                 break;
             }
@@ -512,7 +542,9 @@ fn acknowledged_objects_survive_a_failure_of_every_call() {
 #[test]
 fn the_enumeration_notices_what_is_planted() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let effort = Effort { is_whole: false, scrambles: 1, again: (u64::MAX, 1) };
+    let effort = Effort { script: SHORT, is_whole: false, scrambles: 1, again: (u64::MAX, 1) };
+    let stats = enumerate(effort).expect("nothing is planted");
+    assert!(stats.crash_points > 50, "{stats:?}");
     for bug in [Bug::NoSync, Bug::NoDirSync, Bug::IndexBeforeData, Bug::TrustedIndex, Bug::RemoveBeforeCopy] {
         let _planted = plant(bug);
         let complaint = enumerate(effort).expect_err(&format!("{bug:?} was not noticed"));
