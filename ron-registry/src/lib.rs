@@ -75,6 +75,8 @@
 //! yet, and opening reads the whole log.
 
 mod actor;
+#[cfg(feature = "client")]
+pub mod client;
 mod error;
 mod follow;
 mod handle;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+mod governing;
 mod objects;
 
 use std::{
@@ -24,7 +25,12 @@ struct Daemon {
 
 impl Daemon {
     fn start(data: &Path, seeds: &[&str]) -> Daemon {
+        Daemon::start_with(data, seeds, &[])
+    }
+
+    fn start_with(data: &Path, seeds: &[&str], variables: &[(&str, &str)]) -> Daemon {
         let mut command = Command::new(REFD);
+        command.envs(variables.iter().copied());
         command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
         for seed in seeds {
             command.args(["--seed", seed]);
