@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{Router, http::StatusCode};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
     Metrics, Supervisor,
     auth::{Authorizer, TokenFile},
@@ -18,11 +18,13 @@ use ron_core::{
 };
 use ron_dht::Dht;
 use ron_overlay::Overlay;
+use ron_registry::{Registry, net::Links};
 use ron_storage::{StorageError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::Config,
+    log,
     topics::{self, ByDht},
 };
 
@@ -42,6 +44,9 @@ pub(crate) struct Running {
     pub(crate) overlay: Overlay,
     /// Keeps objects.
     pub(crate) store: Store,
+    /// Keeps a log, its own or another's.
+    pub(crate) registry: Registry,
+    _links: Links,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -51,16 +56,17 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let identity = Identity::load_or_create(data.join("node.key"))?;
     let tokens = TokenFile::open(data.join("token"))?;
 
-    let mut registry = Registry::default();
-    let core = Metrics::register("ron_core", &mut registry);
-    let of_dht = Metrics::register("ron_dht", &mut registry);
-    let of_overlay = Metrics::register("ron_overlay", &mut registry);
-    let of_storage = Metrics::register("ron_storage", &mut registry);
-    let of_http = HttpMetrics::register("refd", &mut registry);
+    let mut scraped = Prometheus::default();
+    let core = Metrics::register("ron_core", &mut scraped);
+    let of_dht = Metrics::register("ron_dht", &mut scraped);
+    let of_overlay = Metrics::register("ron_overlay", &mut scraped);
+    let of_storage = Metrics::register("ron_storage", &mut scraped);
+    let of_registry = Metrics::register("ron_registry", &mut scraped);
+    let of_http = HttpMetrics::register("refd", &mut scraped);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
-    host.ready().register("refd", &mut registry);
+    host.ready().register("refd", &mut scraped);
     let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-    let ops = ops_router(host.ready().clone(), Arc::new(registry), version);
+    let ops = ops_router(host.ready().clone(), Arc::new(scraped), version);
     let admin = Server::builder(Router::new().fallback(starting)).ops(ops).listen(config.admin.listen);
     let admin = admin.metrics(core).http_metrics(of_http).start(&host).await?;
 
@@ -92,13 +98,22 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
     topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;
 
+    let links = Links::start(&endpoint, &host)?;
+    let registry =
+        log::start(&config.registry, &data, endpoint.node_id(), &links, of_registry, &host).await?;
+
     let token = tokens.path().to_owned();
     let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
-    let of_store = ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, tokens));
+    let of_store =
+        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
+    links.serve(&registry, Some(Arc::clone(&tokens)));
+    let of_registry =
+        ron_registry::http::router(&registry).merge(ron_registry::http::guarded(&registry, tokens));
     let of_overlay = ron_overlay::http::router(&overlay);
-    admin.mount(of_store.nest("/dht", of_dht).nest("/overlay", of_overlay));
-    Ok(Running { host, admin, token, endpoint, dht, overlay, store })
+    let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
+    admin.mount(routes);
+    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links })
 }
 
 /// The store says what is wrong, and this where.
@@ -130,6 +145,12 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         println!(
             "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
             node.store.usage().objects
+        );
+        println!(
+            "the log {} on http://{addr}/registry/head ({} entries{}); refd registry init begins one",
+            node.registry.origin(),
+            node.registry.head().version,
+            if node.registry.follows() { ", followed" } else { "" },
         );
     }
     let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());

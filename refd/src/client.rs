@@ -31,7 +31,7 @@ Exit codes:
   0  done
   1  failed
   2  the arguments are wrong
-  3  there is no such object there
+  3  there is no such object, entry or proposal there
   4  not allowed: no token, or not the right one
   5  the node cannot be reached, or does not answer in time
   6  the node is busy or full; try later
@@ -80,18 +80,37 @@ impl Target {
     }
 
     pub(crate) fn client(&self) -> Result<Client, Box<dyn Error>> {
+        let (node, token) = self.node()?;
+        let client = Client::builder(node);
+        Ok(match token {
+            Some(token) => client.token(token).build()?,
+            None => client.build()?,
+        })
+    }
+
+    /// The log of the node.
+    pub(crate) fn registry(&self) -> Result<ron_registry::client::Client, Box<dyn Error>> {
+        let (node, token) = self.node()?;
+        let client = ron_registry::client::Client::new(&format!("{}/registry", node.trim_end_matches('/')))?;
+        Ok(match token {
+            Some(token) => client.token(token),
+            None => client,
+        })
+    }
+
+    /// Where the node is, and its token if there is one here.
+    fn node(&self) -> Result<(String, Option<String>), Box<dyn Error>> {
         let flags = Flags::in_dir(self.data_dir.clone());
         let config = Config::load(self.config.as_deref(), std::env::vars(), flags)?;
         let node = self.node.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
-        let client = Client::builder(node);
         let (path, is_asked_for) = match &self.token_file {
             Some(path) => (path.clone(), true),
             None => (config.data_dir()?.join("token"), false),
         };
         match std::fs::read_to_string(&path) {
-            Ok(token) => Ok(client.token(token.trim()).build()?),
+            Ok(token) => Ok((node, Some(token.trim().to_owned()))),
             // Whoever only reads needs none, and is told by the node if that was wrong.
-            Err(_) if !is_asked_for => Ok(client.build()?),
+            Err(_) if !is_asked_for => Ok((node, None)),
             Err(error) => Err(format!("{}: {error}", path.display()).into()),
         }
     }
@@ -443,8 +462,11 @@ struct Spoilt {
 
 /// What the process ends with.
 pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
-    if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() {
+    if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() || error.is::<crate::registry::Caught>() {
         return 7;
+    }
+    if let Some(error) = error.downcast_ref::<ron_registry::client::ClientError>() {
+        return of_registry(error);
     }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::NotFound { .. }) => 3,
@@ -464,6 +486,18 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
              --data-dir",
         ),
         _ => None,
+    }
+}
+
+fn of_registry(error: &ron_registry::client::ClientError) -> u8 {
+    use ron_registry::client::ClientError;
+    match error {
+        ClientError::Refused { status: 404 | 410, .. } => 3,
+        ClientError::Refused { status: 401 | 403, .. } => 4,
+        ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
+        ClientError::Refused { status: 429 | 503 | 507, .. } => 6,
+        ClientError::Stranger { .. } | ClientError::Unproven(_) => 7,
+        _ => 1,
     }
 }
 

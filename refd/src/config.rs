@@ -111,6 +111,8 @@ pub(crate) struct Config {
     pub(crate) overlay: OverlaySection,
     /// Keeping objects.
     pub(crate) storage: StorageSection,
+    /// Keeping a log.
+    pub(crate) registry: RegistrySection,
 }
 
 /// The node itself.
@@ -374,6 +376,108 @@ impl StorageSection {
     }
 }
 
+/// Keeping a log, its own or another's. What is not said is the library's default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RegistrySection {
+    /// What the log is called; by the node if it is not set. It cannot change once the log has begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) origin: Option<String>,
+    /// Whose log to follow instead of having one: `NODE_ID@IP:PORT`, or `http://HOST:PORT/registry`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) follow: Option<String>,
+    /// The key of the followed log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_key: Option<String>,
+    /// Whether the log is only kept in memory, and gone with the process.
+    pub(crate) memory: bool,
+    /// Entries that are kept at least; nothing is pruned by number without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retain_entries: Option<u64>,
+    /// How old an entry may become; nothing is pruned by age without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retain_hours: Option<u64>,
+    /// Bytes of entries that are kept at most; nothing is pruned by size without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retain_bytes: Option<u64>,
+    /// Proposals that wait for the committer.
+    pub(crate) proposals_lane: usize,
+    /// Approvals that wait for the committer.
+    pub(crate) approvals_lane: usize,
+    /// Updates that a slow reader may be behind in memory.
+    pub(crate) channel_bound: usize,
+    /// Proposals that wait for approvals.
+    pub(crate) pending_max: usize,
+    /// Their bytes.
+    pub(crate) pending_bytes_max: usize,
+    /// How long the store may take for a block.
+    pub(crate) commit_timeout_ms: u64,
+    /// From when on it is said to be slow.
+    pub(crate) slow_after_ms: u64,
+    /// How often it is looked whether something can be pruned.
+    pub(crate) checkpoint_interval_ms: u64,
+    /// How often a slice of the log is verified again.
+    pub(crate) verify_interval_ms: u64,
+    /// Entries of a slice.
+    pub(crate) verify_slice: usize,
+    /// How long running work may take after a stop.
+    pub(crate) drain_ms: u64,
+}
+
+impl Default for RegistrySection {
+    fn default() -> Self {
+        let default = ron_registry::Settings::default();
+        RegistrySection {
+            origin: None,
+            follow: None,
+            log_key: None,
+            memory: false,
+            retain_entries: None,
+            retain_hours: None,
+            retain_bytes: None,
+            proposals_lane: default.proposals_lane,
+            approvals_lane: default.approvals_lane,
+            channel_bound: default.committed_lane,
+            pending_max: default.pending.pending_max,
+            pending_bytes_max: default.pending.pending_bytes_max,
+            commit_timeout_ms: millis(default.commit_timeout),
+            slow_after_ms: millis(default.slow_after),
+            checkpoint_interval_ms: millis(default.checkpoint_interval),
+            verify_interval_ms: millis(default.verify_interval),
+            verify_slice: default.verify_slice,
+            drain_ms: millis(default.drain),
+        }
+    }
+}
+
+impl RegistrySection {
+    /// As the registry takes them.
+    pub(crate) fn settings(&self) -> ron_registry::Settings {
+        let default = ron_registry::Settings::default();
+        ron_registry::Settings {
+            proposals_lane: self.proposals_lane,
+            approvals_lane: self.approvals_lane,
+            committed_lane: self.channel_bound,
+            pending: ron_registry::Limits {
+                pending_max: self.pending_max,
+                pending_bytes_max: self.pending_bytes_max,
+                ..default.pending
+            },
+            commit_timeout: Duration::from_millis(self.commit_timeout_ms),
+            slow_after: Duration::from_millis(self.slow_after_ms),
+            checkpoint_interval: Duration::from_millis(self.checkpoint_interval_ms),
+            retention: ron_registry::Retention {
+                entries: self.retain_entries,
+                age: self.retain_hours.map(|hours| Duration::from_secs(hours.saturating_mul(3600))),
+                bytes: self.retain_bytes,
+            },
+            verify_interval: Duration::from_millis(self.verify_interval_ms),
+            verify_slice: self.verify_slice,
+            drain: Duration::from_millis(self.drain_ms),
+        }
+    }
+}
+
 /// A preset by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -572,6 +676,24 @@ mod tests {
         let topics = [("REFD_OVERLAY__TOPICS", "[\"news\", \"weather\"]")];
         let config = load("", &topics, Flags::default()).unwrap();
         assert_eq!(config.overlay.topics, ["news", "weather"]);
+    }
+
+    #[test]
+    fn every_key_of_the_registry_reaches_it() {
+        let default = RegistrySection::default();
+        assert_eq!(default.settings(), ron_registry::Settings::default());
+        let all = RegistrySection {
+            retain_entries: Some(7),
+            retain_hours: Some(7),
+            retain_bytes: Some(7),
+            ..default.clone()
+        };
+        for line in toml::to_string(&all).unwrap().lines().filter(|line| !line.starts_with("memory")) {
+            let (key, _) = line.split_once(" = ").unwrap();
+            let config = load(&format!("[registry]\n{key} = 9\n"), &[], Flags::default()).unwrap();
+            assert_ne!(config.registry.settings(), default.settings(), "{key}");
+            assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
+        }
     }
 
     #[test]

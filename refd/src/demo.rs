@@ -7,6 +7,7 @@ use std::{
     error::Error,
     net::SocketAddr,
     num::NonZeroUsize,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +19,9 @@ use ron_core::{
 };
 use ron_dht::{Contact, Dht};
 use ron_overlay::{Overlay, Subscription, Topic};
+use ron_registry::{
+    LogTrust, Name, Outcome, Policy, ProofFile, Registry, Signer, net::Links, store::MemoryStore,
+};
 use ron_storage::{Store, client::Client};
 
 const NODES: usize = 5;
@@ -31,6 +35,7 @@ const HELLO: &str = "hello, world";
 
 struct Node {
     name: char,
+    endpoint: Endpoint,
     dht: Dht,
     news: Topic,
     heard: Subscription,
@@ -64,6 +69,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let fetched = fetch(&server.url, content).await?;
     expect(fetched == HELLO.as_bytes(), "what e fetches is what b stored")?;
     println!("e fetches it from b over HTTP and verifies it against its name");
+    govern(&nodes[1], &nodes[4], content).await?;
     let key = nodes[2].dht.put(b"a small value", soon()).await?;
     let value = nodes[4].dht.get(key, soon()).await?;
     expect(value == "a small value", "the value that e reads is the one that c wrote")?;
@@ -96,7 +102,55 @@ async fn start(name: char, seeds: Option<Contact>, is_client: bool) -> Result<No
     let overlay = Overlay::builder().start(&endpoint, &host).await?;
     let news = overlay.topic("news").join(seeds, soon()).await?;
     let heard = news.subscribe(soon()).await?;
-    Ok(Node { name, dht, news, heard, host })
+    Ok(Node { name, endpoint, dht, news, heard, host })
+}
+
+/// Two of three people decide what a name stands for; anybody can check that, and another node follows the log.
+async fn govern(node: &Node, other: &Node, content: ContentId) -> Result<(), Box<dyn Error>> {
+    let people = [Identity::generate()?, Identity::generate()?, Identity::generate()?];
+    let signers = people.iter().zip(["ann", "bob", "cy"]).map(|(person, name)| Signer {
+        name: name.to_owned(),
+        key: person.public_key(),
+        expires: None,
+    });
+    let registry = Registry::builder("demo.example/log", *blake3::hash(b"only for this story").as_bytes());
+    let registry = registry.start(Arc::new(MemoryStore::new()), &node.host).await?;
+    registry.found(Policy::of(2, signers.collect())?, soon()).await?;
+    let name: Name = "greetings/hello".parse()?;
+    let proposal = registry.draft_bind(name.clone(), content.into(), Duration::from_secs(3600))?;
+    let proposed = registry.propose(proposal.clone(), soon()).await?;
+    let Outcome::Pending { missing, .. } = proposed else { return Err("nobody was asked".into()) };
+    println!(
+        "{} proposes to its log that {name} is {content}; it waits for two of {}",
+        node.name,
+        missing.join(", ")
+    );
+    registry.approve(proposal.approve(&people[0], proposal.expires()), soon()).await?;
+    let second = registry.approve(proposal.approve(&people[2], proposal.expires()), soon()).await?;
+    let Outcome::Committed(receipt) = second else { return Err("two were not enough".into()) };
+
+    // From here on with the key of the log and nothing else.
+    let trust = LogTrust::new(registry.log_key());
+    let entry = registry.entry(receipt.version, soon()).await?;
+    let proof = registry.prove(receipt.version)?.to_string();
+    ProofFile::parse(proof.as_bytes())?.verify(entry.encoded(), &trust)?;
+    println!("ann and cy approve, it is version {}, and its proof holds offline", receipt.version);
+
+    let served = Links::start(&node.endpoint, &node.host)?;
+    served.serve(&registry, None);
+    let links = Links::start(&other.endpoint, &other.host)?;
+    let source = links.source(node.endpoint.node_id(), node.endpoint.local_addrs());
+    let follower = Registry::follower(trust.clone(), source);
+    let follower = follower.start(Arc::new(MemoryStore::new()), &other.host).await?;
+    let mut updates = follower.updates(receipt.version);
+    soon().limit("follow", updates.next()).await?.ok_or("the follower stopped")??;
+    let latest = follower.name(&name)?.verify(&name, &trust)?;
+    expect(latest.and_then(|latest| latest.content) == Some(content), "the follower knows the name")?;
+    expect(follower.head() == registry.head(), "both have one log")?;
+    println!("{} follows the log, checks every signature, and finds {name} in its own copy", other.name);
+    follower.shutdown().await;
+    registry.shutdown().await;
+    Ok(())
 }
 
 /// Objects of a node, over HTTP.

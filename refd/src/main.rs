@@ -5,7 +5,9 @@ mod backup;
 mod client;
 mod config;
 mod demo;
+mod log;
 mod progress;
+mod registry;
 mod topics;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -45,6 +47,9 @@ enum Command {
     },
     #[command(flatten)]
     Ask(Request),
+    /// Founds a log, decides in it, and checks what it says.
+    #[command(subcommand)]
+    Registry(registry::Request),
     /// Writes all objects of a running node and its pins into a directory, verified; again, only what is new.
     #[command(after_help = CODES)]
     Backup {
@@ -106,6 +111,7 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             runtime()?.block_on(assembly::run(config))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
+        Command::Registry(request) => runtime()?.block_on(registry::perform(request)),
         Command::Backup { directory, verify, target } => {
             runtime()?.block_on(backup::backup(&directory, verify, &target))
         }

@@ -75,6 +75,8 @@
 //! yet, and opening reads the whole log.
 
 mod actor;
+#[cfg(feature = "client")]
+pub mod client;
 mod error;
 mod follow;
 mod handle;
@@ -87,6 +89,7 @@ pub mod json;
 #[doc(hidden)]
 pub mod logic;
 mod metrics;
+pub mod net;
 mod settings;
 mod shared;
 pub mod store;
@@ -119,7 +122,7 @@ pub use upkeep::Publisher;
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[handle::PROPOSALS, handle::APPROVALS, shared::COMMITTED, upkeep::RETENTION],
+        &[handle::PROPOSALS, handle::APPROVALS, shared::COMMITTED, upkeep::RETENTION, net::LINKS],
         &[
             handle::COMMITTER,
             follow::FOLLOWER,

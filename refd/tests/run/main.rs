@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+mod governing;
 mod objects;
 mod topics;
 

@@ -7,7 +7,8 @@ use std::{
 
 use ron_core::{ContentId, Deadline, Metrics, prometheus_client::registry::Registry as Prometheus};
 use ron_registry::{
-    Action, Checkpoint, LogTrust, Outcome, Proposal, Refused, Registry, RegistryError, Settings, Tile,
+    Action, Checkpoint, LogTrust, Outcome, Proposal, Refused, Registry, RegistryError, ReloadSource,
+    Settings, Tile,
     store::{LogStore, MemoryStore, StoreError},
     verify_consistency,
 };
@@ -406,7 +407,11 @@ async fn settings_that_cannot_be_are_named() {
     assert_eq!(registry.settings().verify_slice, 7);
     let failed = "ron_registry_reload_fail_total{reason=\"config\"}";
     assert_eq!(scraped(&scrape, failed), format!("{failed} 2"));
-    assert_eq!(scraped(&scrape, "ron_registry_reload_success_total"), "ron_registry_reload_success_total 1");
+    registry.reload_by(ReloadSource::Signal, Settings { verify_slice: 8, ..settings.clone() }).unwrap();
+    for source in ["host", "signal"] {
+        let line = format!("ron_registry_reload_success_total{{source=\"{source}\"}}");
+        assert_eq!(scraped(&scrape, &line), format!("{line} 1"));
+    }
     let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
     let none = Settings { approvals_lane: 0, ..settings };
     let refused =

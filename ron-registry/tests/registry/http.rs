@@ -1,5 +1,6 @@
 //! The routes through a real server over loopback sockets.
 
+mod client;
 mod deciding;
 mod openapi;
 mod reading;

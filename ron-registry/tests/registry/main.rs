@@ -5,6 +5,7 @@
 mod committing;
 mod contract;
 mod crashes;
+mod following;
 mod formats;
 mod http;
 mod interop;

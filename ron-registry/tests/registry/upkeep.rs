@@ -5,9 +5,15 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Metrics, prometheus_client::registry::Registry as Prometheus, sim::SimDisk};
+use ron_core::{
+    Metrics,
+    net::{Endpoint, Identity},
+    prometheus_client::registry::Registry as Prometheus,
+    sim::SimDisk,
+};
 use ron_registry::{
     LogTrust, Publisher, Registry, RegistryError, RegistryUpdated, Retention, Settings,
+    net::Links,
     store::{BoxFuture, MemoryStore},
     verify_consistency,
 };
@@ -209,7 +215,18 @@ async fn the_inventory_is_what_runs() {
     let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).publisher(Told::default());
     let registry = builder.start(store, &group).await.unwrap();
     registry.found(policy(1, 1), soon()).await.unwrap();
-    let journal = ron_core::Inventory::of(&[ron_core::journal::COMMITS], &[ron_core::journal::WRITER], &[]);
-    assert_eq!(metrics.inventory(), ron_registry::inventory().with(journal));
+    // One that follows itself: both kinds, and what is between them.
+    let endpoint = Endpoint::builder(Identity::generate().unwrap()).start(&group).unwrap();
+    let links = Links::start(&endpoint, &group).unwrap();
+    links.serve(&registry, None);
+    let source = links.source(endpoint.node_id(), endpoint.local_addrs());
+    let follower = Registry::follower(LogTrust::new(registry.log_key()), source).clock(clock());
+    let _follower = follower.start(Arc::new(MemoryStore::new()), &group).await.unwrap();
+    let below = ron_core::Inventory::of(&[ron_core::journal::COMMITS], &[ron_core::journal::WRITER], &[]);
+    let below = below.with(ron_core::inventory()).with(ron_core::net::inventory());
+    let below = below.with(ron_core::net::rpc::inventory());
+    let (found, known) = (metrics.inventory(), ron_registry::inventory().with(below));
+    assert_eq!(found.clone().with(ron_registry::inventory()), found, "all that is declared runs");
+    assert_eq!(known.clone().with(found), known, "and nothing else");
     host.shutdown().await;
 }

@@ -1,0 +1,129 @@
+//! A log as people use it: three key files, a policy of two of three, a name that is bound to an object, a proof that is
+//! checked offline, and another daemon that follows.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use super::{Daemon, REFD};
+
+struct Person<'a> {
+    daemon: &'a Daemon,
+    data: &'a Path,
+}
+
+impl Person<'_> {
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(REFD);
+        command
+            .args(args)
+            .args(["--node", &format!("http://{}", self.daemon.admin), "--data-dir"])
+            .arg(self.data);
+        command.output().unwrap()
+    }
+
+    /// What it says on standard output.
+    fn says(&self, args: &[&str]) -> String {
+        let run = self.run(args);
+        assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).unwrap().trim().to_owned()
+    }
+}
+
+fn alone(args: &[&str]) -> Output {
+    Command::new(REFD).args(args).output().unwrap()
+}
+
+#[test]
+fn two_of_three_decide_and_others_follow() {
+    let (one_dir, two_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let daemon = Daemon::start(one_dir.path(), &[]);
+    let node = Person { daemon: &daemon, data: one_dir.path() };
+    let file = |name: &str| two_dir.path().join(name).to_str().unwrap().to_owned();
+    let mut init = vec!["registry".to_owned(), "init".into(), "--needed".into(), "2".into()];
+    for name in ["ann", "bob", "cy"] {
+        let made = alone(&["registry", "key", &file(name)]);
+        let key = String::from_utf8(made.stdout).unwrap();
+        // By its key for one, by its file for the others.
+        let key = if name == "ann" { key.trim().to_owned() } else { file(name) };
+        init.extend(["--signer".to_owned(), format!("{name}={key}")]);
+    }
+    let founded = node.says(&init.iter().map(String::as_str).collect::<Vec<_>>());
+    let log_key = founded.split_once("key\t").unwrap().1.to_owned();
+
+    std::fs::write(file("object"), "hello").unwrap();
+    let object = node.says(&["put", &file("object")]);
+    let id =
+        node.says(&["registry", "propose", "tools/hello", "--artifact", &object, "-o", &file("proposal")]);
+    let diff = node.says(&["registry", "diff", &id]);
+    for line in [
+        "name        tools/hello",
+        "- nothing",
+        &format!("+              {object}"),
+        "approved by nobody",
+        "waits for   ann, bob, cy",
+    ] {
+        assert!(diff.contains(line), "{line} in {diff}");
+    }
+    let approved = node.says(&["registry", "approve", &id, "--key", &file("ann")]);
+    assert!(approved.ends_with(&id), "{approved}");
+    assert!(node.says(&["registry", "diff", &id]).contains("approved by ann"));
+    // The other signs without a connection.
+    let signed =
+        alone(&["registry", "approve", &file("proposal"), "--key", &file("cy"), "-o", &file("approval")]);
+    assert!(signed.status.success(), "{}", String::from_utf8_lossy(&signed.stderr));
+    let committed = node.says(&["registry", "commit", &file("proposal"), &file("approval"), "--json"]);
+    assert!(committed.contains("\"version\":2"), "{committed}");
+
+    assert_eq!(node.says(&["registry", "get", "tools/hello", "--log-key", &log_key]), object);
+    assert_eq!(node.run(&["registry", "get", "tools/none", "--log-key", &log_key]).status.code(), Some(1));
+    assert_eq!(
+        node.says(&["registry", "log"]).lines().last().unwrap(),
+        format!("2\tbind\ttools/hello\t{object}")
+    );
+    node.says(&["registry", "prove", "2", "-o", &file("proof")]);
+    let checked = alone(&["registry", "verify", &file("proof"), "--log-key", &log_key]);
+    assert!(
+        String::from_utf8_lossy(&checked.stdout).starts_with("version 2 (tools/hello) is in the log"),
+        "{checked:?}"
+    );
+    std::fs::write(file("proof.entry"), "something else").unwrap();
+    assert_eq!(alone(&["registry", "verify", &file("proof"), "--log-key", &log_key]).status.code(), Some(7));
+    let followed = node.says(&["registry", "follow", "--log-key", &log_key, "--until", "2"]);
+    assert_eq!(followed.lines().last().unwrap(), format!("2\ttools/hello\t{object}"));
+
+    // Another daemon has a copy, from the first one's port for nodes, and takes no proposals.
+    let copy_dir = tempfile::tempdir().unwrap();
+    let copy = Daemon::start_with(
+        copy_dir.path(),
+        &[],
+        &[("REFD_REGISTRY__FOLLOW", &daemon.seed), ("REFD_REGISTRY__LOG_KEY", &log_key)],
+    );
+    copy.eventually("/registry/names/tools/hello", |answer| answer.contains(&object));
+    let follower = Person { daemon: &copy, data: copy_dir.path() };
+    assert_eq!(follower.says(&["registry", "get", "tools/hello", "--log-key", &log_key]), object);
+    let refused = follower.run(&["registry", "propose", "x", "--artifact", &object]);
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("read_only"),
+        "{refused:?}"
+    );
+    assert!(copy.get("/metrics").contains("ron_registry_head_version 2"));
+    assert!(copy.terminate().contains(" 0 cut off"));
+
+    // And the log outlives its daemon.
+    assert!(daemon.terminate().contains(" 0 cut off"));
+    let again = Daemon::start(one_dir.path(), &[]);
+    assert!(again.get("/registry/head").contains("\"version\":2"));
+    again.terminate();
+}
+
+#[test]
+fn who_follows_needs_a_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(REFD);
+    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(dir.path());
+    let run = command.env("REFD_REGISTRY__FOLLOW", "http://127.0.0.1:1/registry").output().unwrap();
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(!run.status.success() && said.contains("registry.log_key"), "{said}");
+}

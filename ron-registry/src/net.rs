@@ -1,0 +1,418 @@
+//! `ron/reg/1`: logs between nodes. Reading is for everybody; proposals and approvals need a capability.
+//!
+//! Bodies are deterministic CBOR with integer keys, see `docs/formats.md`. Whatever a node answers here is checked by who
+//! asked, so nothing has to be believed.
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use minicbor::{Decoder, Encoder};
+use ron_core::{
+    Deadline, LaneSpec, NodeId, Snapshot, Supervisor,
+    auth::{Action, Authorizer, Credentials},
+    net::{
+        Endpoint, NetError,
+        cbor::{CborFault, read_bytes, read_list, read_only_map, required},
+        oap::Code,
+        rpc::{Call, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
+    },
+};
+
+use crate::{
+    Approval, Outcome, Proposal, Receipt, Registry, RegistryError, Source, SourceError,
+    logic::{
+        merkle::{PROOF_HASHES_MAX, TreeHash},
+        note::{NOTE_BYTES_MAX, Note},
+        policy::{LABEL_BYTES_MAX, SIGNERS_MAX},
+        proposal::{FormError, ProposalId},
+        tiles::ENTRY_BYTES_MAX,
+    },
+    store::{BLOCK_ENTRIES_MAX, BoxFuture},
+};
+
+pub(crate) const LINKS: LaneSpec = LaneSpec::new("ron-registry", "links", 64)
+    .flow("endpoint → sessions")
+    .why("followers that come at once after a restart; taking one in is a task and a HELLO");
+
+const PROTOCOL: Protocol = Protocol { alpn: "ron/reg/1", proto: 4, links: LINKS };
+
+const CHECKPOINT: Method = Method { number: 1, name: "checkpoint" };
+const ENTRIES: Method = Method { number: 2, name: "entries" };
+const CONSISTENCY: Method = Method { number: 3, name: "consistency" };
+const NEWS: Method = Method { number: 4, name: "news" };
+const PROPOSE: Method = Method { number: 5, name: "propose" };
+const APPROVE: Method = Method { number: 6, name: "approve" };
+
+/// Bytes of entries in one answer; with the longest entry behind them it still fits what a caller gathers.
+const ANSWER_BYTES: usize = 768 << 10;
+
+/// How much before its caller gives up a question for news is answered.
+const NEWS_MARGIN: Duration = Duration::from_secs(1);
+
+/// Logs between nodes, on one endpoint. Cloning shares it; dropping the last clone asks it to stop.
+#[derive(Clone)]
+pub struct Links {
+    peers: Peers,
+    serving: Arc<Serving>,
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Links")
+    }
+}
+
+impl Links {
+    /// Speaks `ron/reg/1` on `endpoint` from now on. It refuses to answer until something is [served](Self::serve).
+    ///
+    /// # Errors
+    /// [`NetError`], if something else speaks it there already.
+    pub fn start(endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Self, NetError> {
+        let serving = Arc::new(Serving { served: Snapshot::new(None) });
+        let peers = Peers::start(
+            endpoint,
+            PROTOCOL,
+            Arc::clone(&serving) as _,
+            PeersSettings::default(),
+            supervisor,
+        )?;
+        Ok(Links { peers, serving })
+    }
+
+    /// Answers for `registry`, until the node stops or something else is served. Who wants to propose or approve shows a
+    /// capability, and `authorizer` is asked about `registry.propose` and `registry.approve`; without one nobody may.
+    pub fn serve(&self, registry: &Registry, authorizer: Option<Arc<dyn Authorizer>>) {
+        self.serving.served.replace(Some(Served { registry: registry.clone(), authorizer }));
+    }
+
+    /// The log of a peer, to [follow](Registry::follower).
+    #[must_use]
+    pub fn source(&self, peer: NodeId, addrs: &[SocketAddr]) -> PeerSource {
+        PeerSource { links: self.clone(), peer, addrs: addrs.to_vec() }
+    }
+
+    /// Proposes to a peer, with the capability that it wants.
+    ///
+    /// # Errors
+    /// An [`RpcError`]; what the peer says about a proposal that it refuses is its reason.
+    pub async fn propose(
+        &self,
+        to: (NodeId, &[SocketAddr]),
+        proposal: &Proposal,
+        cap: impl Into<Bytes>,
+        deadline: Deadline,
+    ) -> Result<Outcome, RpcError> {
+        let told = self.ask(to, PROPOSE.cap(cap), proposal.encoded().clone(), deadline).await?;
+        read_outcome(&told, proposal.id()).map_err(|_| stranger())
+    }
+
+    /// Approves a proposal at a peer, with the capability that it wants.
+    ///
+    /// # Errors
+    /// As [`propose`](Self::propose).
+    pub async fn approve(
+        &self,
+        to: (NodeId, &[SocketAddr]),
+        approval: &Approval,
+        cap: impl Into<Bytes>,
+        deadline: Deadline,
+    ) -> Result<Outcome, RpcError> {
+        let told = self.ask(to, APPROVE.cap(cap), approval.encode().into(), deadline).await?;
+        read_outcome(&told, approval.statement().proposal).map_err(|_| stranger())
+    }
+
+    async fn ask(
+        &self,
+        (peer, addrs): (NodeId, &[SocketAddr]),
+        call: impl Into<Call>,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, RpcError> {
+        self.peers.call(peer, addrs, call, body, deadline).await
+    }
+}
+
+fn stranger() -> RpcError {
+    RpcError::Refused { code: Code::Failed, reason: "its answer is none of a registry".to_owned() }
+}
+
+/// What a node answers with.
+#[derive(Clone)]
+struct Served {
+    registry: Registry,
+    authorizer: Option<Arc<dyn Authorizer>>,
+}
+
+struct Serving {
+    served: Snapshot<Option<Served>>,
+}
+
+impl Service for Serving {
+    fn call(&self, request: Request) -> Handling {
+        let Some(Served { registry, authorizer }) = (*self.served.load()).clone() else {
+            return Handling::Done(Err(Fault::new(Code::Unavailable, "no log is served here")));
+        };
+        let method = request.method();
+        let action = match method {
+            5 => Some("registry.propose"),
+            6 => Some("registry.approve"),
+            _ => None,
+        };
+        // Before anything is decoded or queued.
+        if let Some(action) = action {
+            if let Err(fault) = is_allowed(authorizer.as_deref(), action, &request) {
+                return Handling::Done(Err(fault));
+            }
+        }
+        match method {
+            1 => Handling::Done(Ok(registry.checkpoint().to_string().into())),
+            2 => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
+            3 => Handling::Done(consistency(&registry, &request)),
+            4 => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
+            5 => Handling::Pending(Box::pin(async move {
+                let proposal = Proposal::decode(request.body()).map_err(|error| form(&error))?;
+                let outcome = registry.propose(proposal, request.deadline()).await;
+                outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
+            })),
+            6 => Handling::Pending(Box::pin(async move {
+                let approval = Approval::decode(request.body()).map_err(|error| form(&error))?;
+                let outcome = registry.approve(approval, request.deadline()).await;
+                outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
+            })),
+            _ => Handling::Done(Err(Fault::no_such_method())),
+        }
+    }
+}
+
+fn is_allowed(
+    authorizer: Option<&dyn Authorizer>,
+    action: &'static str,
+    request: &Request,
+) -> Result<(), Fault> {
+    let refused = || Fault::forbidden("not with this capability");
+    let bearer = std::str::from_utf8(request.cap()).ok().filter(|cap| !cap.is_empty());
+    let credentials = Credentials::bearer(bearer).from_address(Some(request.remote().ip()));
+    let authorizer = authorizer.ok_or_else(refused)?;
+    authorizer.authorize(&Action::new(action, ""), &credentials).map(drop).map_err(|_| refused())
+}
+
+fn form(error: &FormError) -> Fault {
+    Fault::bad_request(error.to_string())
+}
+
+fn fault(error: RegistryError) -> Fault {
+    let words = error.to_string();
+    match error {
+        RegistryError::Busy { what, retry_after } => Fault::busy(what, retry_after),
+        RegistryError::Timeout { .. } => Fault::new(Code::Timeout, words),
+        RegistryError::NotFound { .. } | RegistryError::Lagging { .. } => Fault::new(Code::NotFound, words),
+        RegistryError::ChainMismatch { .. } | RegistryError::Refused(_) | RegistryError::ReadOnly => {
+            Fault::new(Code::Conflict, words)
+        }
+        RegistryError::Form(_) | RegistryError::BadApproval(_) | RegistryError::Proof(_) => {
+            Fault::bad_request(words)
+        }
+        // Its words are for the owner of the disk.
+        _ => {
+            tracing::debug!(words, "refused");
+            Fault::new(Code::Unavailable, "the store takes or gives nothing now")
+        }
+    }
+}
+
+/// Two numbers, as questions have them.
+fn read_pair(body: &Bytes) -> Result<(u64, u64), Fault> {
+    let (mut first, mut second) = (None, None);
+    let read = read_only_map(body, |key, cbor| {
+        match key {
+            0 => first = Some(cbor.u64()?),
+            1 => second = Some(cbor.u64()?),
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    });
+    let pair = read.and_then(|()| Ok((required(first, 0)?, required(second, 1)?)));
+    pair.map_err(|_| Fault::bad_request("two numbers are wanted"))
+}
+
+fn write_pair(first: u64, second: u64) -> Bytes {
+    let mut cbor = Encoder::new(Vec::with_capacity(24));
+    let mut write = || cbor.map(2)?.u64(0)?.u64(first)?.u64(1)?.u64(second)?.ok();
+    let written: Result<(), minicbor::encode::Error<_>> = write();
+    written.expect("writing to memory does not fail");
+    cbor.into_writer().into()
+}
+
+/// The first entry that is left, and entries from where it was asked.
+async fn entries(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
+    let (from, max) = read_pair(request.body())?;
+    let max = usize::try_from(max).unwrap_or(usize::MAX).min(BLOCK_ENTRIES_MAX);
+    let (mut found, mut bytes): (Vec<Bytes>, usize) = (Vec::new(), 0);
+    'reading: while found.len() < max && bytes < ANSWER_BYTES {
+        let next = from.max(1) + found.len() as u64;
+        let more = match registry.entries(next, max - found.len(), request.deadline()).await {
+            // Said by what is first.
+            Err(RegistryError::Lagging { .. }) if found.is_empty() => break,
+            more => more.map_err(fault)?,
+        };
+        if more.is_empty() {
+            break;
+        }
+        for entry in more {
+            if bytes + entry.len() > ANSWER_BYTES && !found.is_empty() {
+                break 'reading;
+            }
+            bytes += entry.len();
+            found.push(entry);
+        }
+    }
+    let mut cbor = Encoder::new(Vec::with_capacity(bytes + 8 * found.len() + 32));
+    let mut write = || {
+        cbor.map(2)?.u64(0)?.u64(registry.status().first)?.u64(1)?.array(found.len() as u64)?;
+        found.iter().try_for_each(|entry| cbor.bytes(entry).map(drop))
+    };
+    let written: Result<(), minicbor::encode::Error<_>> = write();
+    written.expect("writing to memory does not fail");
+    Ok(cbor.into_writer().into())
+}
+
+fn consistency(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
+    let (old, new) = read_pair(request.body())?;
+    let proof = registry.prove_consistency(old, new).map_err(fault)?;
+    Ok(proof.iter().flat_map(|hash| *hash.as_bytes()).collect::<Vec<u8>>().into())
+}
+
+/// The head, as soon as it is farther than the caller knows, or when its time is nearly over.
+async fn news(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
+    let (after, _) = read_pair(request.body())?;
+    let patience = request.deadline().remaining().saturating_sub(NEWS_MARGIN);
+    let mut updates = registry.updates(after.saturating_add(1));
+    // Whatever comes, the head says more.
+    let _ = Deadline::after(patience).limit("news", updates.next()).await;
+    Ok(registry.checkpoint().to_string().into())
+}
+
+fn write_outcome(outcome: &Outcome) -> Bytes {
+    let mut cbor = Encoder::new(Vec::with_capacity(512));
+    let mut write = || match outcome {
+        Outcome::Pending { missing, .. } => {
+            cbor.map(1)?.u64(0)?.array(missing.len() as u64)?;
+            missing.iter().try_for_each(|name| cbor.str(name).map(drop))
+        }
+        Outcome::Committed(receipt) => {
+            cbor.map(2)?.u64(1)?.u64(receipt.version)?.u64(2)?.str(&receipt.checkpoint.to_string())?.ok()
+        }
+    };
+    let written: Result<(), minicbor::encode::Error<_>> = write();
+    written.expect("writing to memory does not fail");
+    cbor.into_writer().into()
+}
+
+fn read_outcome(body: &Bytes, proposal: ProposalId) -> Result<Outcome, CborFault> {
+    let (mut missing, mut version, mut note) = (None, None, None);
+    read_only_map(body, |key, cbor| {
+        match key {
+            0 => missing = Some(read_list(cbor, ("missing", SIGNERS_MAX), read_label)?),
+            1 => version = Some(cbor.u64()?),
+            2 => note = Some(cbor.str()?.to_owned()),
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    })?;
+    if let Some(missing) = missing {
+        return Ok(Outcome::Pending { proposal, missing });
+    }
+    let note = Note::parse(required(note, 2)?.as_bytes()).map_err(|_| CborFault::Malformed)?;
+    Ok(Outcome::Committed(Receipt { version: required(version, 1)?, proposal, checkpoint: Arc::new(note) }))
+}
+
+fn read_label(cbor: &mut Decoder<'_>) -> Result<String, CborFault> {
+    let label = cbor.str()?;
+    if label.len() > LABEL_BYTES_MAX { Err(CborFault::Malformed) } else { Ok(label.to_owned()) }
+}
+
+/// A peer's log.
+#[derive(Debug, Clone)]
+pub struct PeerSource {
+    links: Links,
+    peer: NodeId,
+    addrs: Vec<SocketAddr>,
+}
+
+impl PeerSource {
+    async fn ask(&self, method: Method, body: Bytes, deadline: Deadline) -> Result<Bytes, SourceError> {
+        let answer = self.links.ask((self.peer, &self.addrs), method, body, deadline).await;
+        answer.map_err(|error| match error {
+            RpcError::Refused { .. } => SourceError::Refused { message: error.to_string() },
+            error => SourceError::Away { message: error.to_string() },
+        })
+    }
+}
+
+fn malformed(what: &str) -> SourceError {
+    SourceError::Malformed { message: what.to_owned() }
+}
+
+fn read_entries(body: &Bytes, from: u64) -> Result<Vec<Bytes>, SourceError> {
+    let (mut first, mut entries) = (None, None);
+    let read = read_only_map(body, |key, cbor| {
+        match key {
+            0 => first = Some(cbor.u64()?),
+            1 => {
+                let entry = |cbor: &mut Decoder<'_>| {
+                    Ok::<_, CborFault>(Bytes::copy_from_slice(read_bytes(cbor, ("entry", ENTRY_BYTES_MAX))?))
+                };
+                entries = Some(read_list(cbor, ("entries", BLOCK_ENTRIES_MAX), entry)?);
+            }
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    });
+    let found = read.and_then(|()| Ok((required(first, 0)?, required(entries, 1)?)));
+    match found.map_err(|_| malformed("entries"))? {
+        (first, entries) if entries.is_empty() && first > from => Err(SourceError::Pruned { first }),
+        (_, entries) => Ok(entries),
+    }
+}
+
+/// Hashes behind each other.
+fn read_hashes(body: &Bytes) -> Result<Vec<TreeHash>, SourceError> {
+    let hashes = body.chunks_exact(TreeHash::BYTES);
+    if !hashes.remainder().is_empty() || hashes.len() > PROOF_HASHES_MAX {
+        return Err(malformed("a proof"));
+    }
+    Ok(hashes.map(|hash| TreeHash::from_bytes(hash.try_into().expect("32 bytes"))).collect())
+}
+
+impl Source for PeerSource {
+    fn checkpoint(&self, deadline: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        Box::pin(async move {
+            let note = self.ask(CHECKPOINT, Bytes::new(), deadline).await?;
+            if note.len() > NOTE_BYTES_MAX { Err(malformed("a checkpoint")) } else { Ok(note) }
+        })
+    }
+
+    fn entries(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, SourceError>> {
+        Box::pin(async move {
+            read_entries(&self.ask(ENTRIES, write_pair(from, max as u64), deadline).await?, from)
+        })
+    }
+
+    fn consistency(
+        &self,
+        old: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>> {
+        Box::pin(async move { read_hashes(&self.ask(CONSISTENCY, write_pair(old, new), deadline).await?) })
+    }
+
+    fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move { self.ask(NEWS, write_pair(after, 0), deadline).await.map(drop) })
+    }
+}

@@ -1,0 +1,435 @@
+//! Following a log without believing who gives it: forks, rollbacks, false and forbidden entries, stops in the middle.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Deadline, Metrics, Supervisor,
+    net::{Endpoint, Identity},
+    prometheus_client::registry::Registry as Prometheus,
+    sim::SimDisk,
+};
+use ron_registry::{
+    Checkpoint, Evidence, EvidenceKind, KeyKind, LogTrust, NoteSigner, Outcome, Registry, RegistryError,
+    Source, SourceError, TreeHash,
+    logic::tiles::Tree,
+    net::Links,
+    store::{BoxFuture, LogStore, MemoryStore},
+};
+
+use super::world::{
+    LOG_KEY, ORIGIN, approvals, bind, bind_many, clock, draft, founded, host, journal, policy, soon, start,
+};
+
+/// What a source does with what it is asked.
+#[derive(Debug, Clone, Default)]
+struct Habits {
+    /// Does not answer.
+    away: bool,
+    /// One bit of this entry is another.
+    flips: Option<u64>,
+    /// Entries that it gives at a time.
+    at_a_time: Option<usize>,
+    /// Gives no entries from here on.
+    stops_at: Option<u64>,
+}
+
+/// A registry in this process, as somebody would serve it who may be anybody.
+#[derive(Debug, Clone)]
+struct Told(Arc<Mutex<(Registry, Habits)>>);
+
+impl Told {
+    fn of(registry: &Registry) -> Self {
+        Told(Arc::new(Mutex::new((registry.clone(), Habits::default()))))
+    }
+
+    fn be(&self, habits: Habits) {
+        self.0.lock().unwrap().1 = habits;
+    }
+
+    fn show(&self, registry: &Registry) {
+        self.0.lock().unwrap().0 = registry.clone();
+    }
+
+    fn ask(&self) -> Result<(Registry, Habits), SourceError> {
+        let (registry, habits) = self.0.lock().unwrap().clone();
+        if habits.away { Err(SourceError::Away { message: "asleep".into() }) } else { Ok((registry, habits)) }
+    }
+}
+
+fn refused(error: RegistryError) -> SourceError {
+    match error {
+        RegistryError::Lagging { first } => SourceError::Pruned { first },
+        error => SourceError::Refused { message: error.to_string() },
+    }
+}
+
+impl Source for Told {
+    fn checkpoint(&self, _: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        Box::pin(async move { Ok(self.ask()?.0.checkpoint().to_string().into()) })
+    }
+
+    fn entries(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, SourceError>> {
+        Box::pin(async move {
+            let (registry, habits) = self.ask()?;
+            if habits.stops_at.is_some_and(|at| from >= at) {
+                return Err(SourceError::Away { message: "tired".into() });
+            }
+            let max = max.min(habits.at_a_time.unwrap_or(max));
+            let mut entries = registry.entries(from, max, deadline).await.map_err(refused)?;
+            let flipped = habits.flips.and_then(|version| version.checked_sub(from));
+            if let Some(entry) = flipped.and_then(|at| entries.get_mut(at as usize)) {
+                let mut bytes = entry.to_vec();
+                *bytes.last_mut().unwrap() ^= 1;
+                *entry = bytes.into();
+            }
+            Ok(entries)
+        })
+    }
+
+    fn consistency(
+        &self,
+        old: u64,
+        new: u64,
+        _: Deadline,
+    ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>> {
+        Box::pin(async move { self.ask()?.0.prove_consistency(old, new).map_err(refused) })
+    }
+
+    fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let mut updates = self.ask()?.0.updates(after + 1);
+            let _ = deadline.limit("news", updates.next()).await;
+            Ok(())
+        })
+    }
+}
+
+fn trust() -> LogTrust {
+    LogTrust::new(NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).unwrap().verifier().clone())
+}
+
+async fn follow(source: impl Source, store: Arc<dyn LogStore>, host: &Supervisor) -> Registry {
+    Registry::follower(trust(), source).clock(clock()).start(store, host).await.unwrap()
+}
+
+/// Until the follower has come to `version`; half a minute is long for it.
+async fn reaches(follower: &Registry, version: u64) {
+    let reached = async {
+        while follower.head().version < version {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let reached = Deadline::after(Duration::from_secs(30)).limit("follow", reached).await;
+    assert!(reached.is_ok(), "it is at {}: {:?}", follower.head().version, follower.status().ready);
+}
+
+async fn catches(follower: &Registry, kind: EvidenceKind) -> Evidence {
+    let caught = async {
+        loop {
+            if let Some(found) = follower.evidence().into_iter().find(|evidence| evidence.kind == kind) {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    Deadline::after(Duration::from_secs(30)).limit("evidence", caught).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_has_all_of_it_and_serves_it() {
+    let host = host();
+    let (registry, _) = founded(&host, 2, 3).await;
+    for number in 0..5 {
+        bind(&registry, &format!("n/{number}"), "x", &[0, 1]).await.unwrap();
+    }
+    let source = Told::of(&registry);
+    let follower = follow(source.clone(), Arc::new(MemoryStore::new()), &host).await;
+    assert!(!follower.status().ready.reads, "not before it has asked");
+    reaches(&follower, 6).await;
+    assert_eq!((follower.head(), follower.follows(), registry.follows()), (registry.head(), true, false));
+    // What comes later comes at once.
+    let mut updates = follower.updates(7);
+    let before = ron_core::now();
+    bind(&registry, "later", "x", &[1, 2]).await.unwrap();
+    assert_eq!(updates.next().await.unwrap().unwrap().version, 7);
+    assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
+    assert!(follower.status().ready.reads);
+
+    let name = "n/3".parse().unwrap();
+    assert_eq!(follower.name(&name).unwrap().verify(&name, &trust()).unwrap().unwrap().version, 5);
+    let entry = follower.entry(4, soon()).await.unwrap();
+    follower.prove(4).unwrap().verify(entry.encoded(), &trust()).unwrap();
+
+    let proposal = draft(&registry, "other", "x");
+    assert_eq!(follower.propose(proposal.clone(), soon()).await, Err(RegistryError::ReadOnly));
+    let approval = approvals(&proposal, &[0]).remove(0);
+    assert_eq!(follower.approve(approval, soon()).await, Err(RegistryError::ReadOnly));
+    assert_eq!(follower.pending(soon()).await, Err(RegistryError::ReadOnly));
+    host.shutdown().await;
+}
+
+/// Two logs with one key and one beginning.
+async fn two_faces(host: &Supervisor) -> (Registry, Registry) {
+    let (one, _) = founded(host, 1, 1).await;
+    let (other, _) = founded(host, 1, 1).await;
+    bind(&one, "a", "x", &[0]).await.unwrap();
+    bind(&other, "a", "x", &[0]).await.unwrap();
+    assert_eq!(one.head(), other.head());
+    (one, other)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fork_is_refused_and_proven() {
+    let host = host();
+    let (one, other) = two_faces(&host).await;
+    bind(&one, "b", "1", &[0]).await.unwrap();
+    bind(&other, "b", "2", &[0]).await.unwrap();
+    let source = Told::of(&one);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&told);
+    let mut scrape = Prometheus::default();
+    let follower = Registry::follower(trust(), source.clone())
+        .clock(clock())
+        .metrics(Metrics::register("ron_registry", &mut scrape))
+        .on_evidence(move |evidence| heard.lock().unwrap().push(evidence.to_string()))
+        .start(Arc::new(MemoryStore::new()), &host)
+        .await
+        .unwrap();
+    reaches(&follower, 3).await;
+
+    // As long, and another.
+    source.show(&other);
+    let fork = catches(&follower, EvidenceKind::Fork).await;
+    let (ours, theirs) = (trust().open(&fork.ours).unwrap(), trust().open(&fork.theirs).unwrap());
+    assert!(ours.size == theirs.size && ours.root != theirs.root, "the log's own key says so twice");
+    assert!(!follower.status().ready.reads);
+    // Longer, and another.
+    bind(&other, "c", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let evidence = follower.evidence();
+    assert_eq!(evidence.iter().map(|one| one.kind).collect::<Vec<_>>(), [EvidenceKind::Fork; 2]);
+    assert_eq!(trust().open(&evidence[1].theirs).unwrap().size, 4);
+    assert_eq!(follower.head(), one.head(), "it keeps what it had");
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 2, "each is told once");
+    assert!(told[0].starts_with("fork at ") && told[0].contains(&fork.theirs.to_string()), "{}", told[0]);
+    let mut text = String::new();
+    ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+    assert!(text.contains("ron_registry_follow_refused_total{kind=\"fork\"}"), "{text}");
+    assert!(text.contains("ron_registry_source_version 4"), "{text}");
+
+    // The right face again is followed, and does not make it forget.
+    source.show(&one);
+    bind(&one, "d", "x", &[0]).await.unwrap();
+    reaches(&follower, 4).await;
+    assert!(!follower.status().ready.reads && follower.evidence().len() == 2);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_is_refused_and_what_comes_after_it_is_not() {
+    let host = host();
+    let (one, other) = two_faces(&host).await;
+    bind(&one, "b", "1", &[0]).await.unwrap();
+    let source = Told::of(&one);
+    let follower = follow(source.clone(), Arc::new(MemoryStore::new()), &host).await;
+    reaches(&follower, 3).await;
+    source.show(&other);
+    let rollback = catches(&follower, EvidenceKind::Rollback).await;
+    let sizes = [&rollback.ours, &rollback.theirs].map(|note| trust().open(note).unwrap().size);
+    assert_eq!((sizes, follower.head()), ([3, 2], one.head()));
+    assert!(!follower.status().ready.reads);
+    source.show(&one);
+    bind(&one, "c", "1", &[0]).await.unwrap();
+    reaches(&follower, 4).await;
+    assert!(follower.status().ready.reads, "it may have been a cache");
+    assert_eq!(follower.evidence().len(), 1, "and it is not forgotten");
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn false_entries_are_not_kept() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    let source = Told::of(&registry);
+    source.be(Habits { flips: Some(2), ..Habits::default() });
+    let store = Arc::new(MemoryStore::new());
+    let follower = follow(source.clone(), store.clone(), &host).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(
+        (follower.head().version, follower.evidence()),
+        (0, Vec::new()),
+        "who sent it may not be who signed"
+    );
+    let closed: Vec<String> = follower.status().ready.closed().map(|gate| format!("{gate:?}")).collect();
+    assert!(closed.iter().any(|gate| gate.contains("are not those that were signed")), "{closed:?}");
+    assert_eq!(store.tail(soon()).await.unwrap().version, 0);
+    source.be(Habits { away: true, ..Habits::default() });
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    source.be(Habits::default());
+    reaches(&follower, 2).await;
+    host.shutdown().await;
+}
+
+/// A log whose owner signs what its policy forbids.
+#[derive(Debug)]
+struct Forger {
+    entries: Vec<Bytes>,
+}
+
+impl Source for Forger {
+    fn checkpoint(&self, _: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        let mut tree = Tree::new();
+        self.entries.iter().for_each(|entry| tree.push(TreeHash::of_leaf(entry)));
+        let head = Checkpoint { origin: ORIGIN.to_owned(), size: tree.size(), root: tree.root() };
+        let note = head.sign(&NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).unwrap()).unwrap();
+        Box::pin(async move { Ok(note.to_string().into()) })
+    }
+
+    fn entries(&self, from: u64, max: usize, _: Deadline) -> BoxFuture<'_, Result<Vec<Bytes>, SourceError>> {
+        let entries = self.entries.iter().skip(from as usize - 1).take(max).cloned().collect();
+        Box::pin(async move { Ok(entries) })
+    }
+
+    fn consistency(&self, _: u64, _: u64, _: Deadline) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>> {
+        Box::pin(async { Err(SourceError::Malformed { message: "none".into() }) })
+    }
+
+    fn news(&self, _: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let _ = deadline.limit("news", std::future::pending::<()>()).await;
+            Ok(())
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_signed_and_not_allowed_is_proven() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    let mut entries = registry.entries(1, 2, soon()).await.unwrap();
+    let mut bytes = entries[1].to_vec();
+    *bytes.last_mut().unwrap() ^= 1;
+    entries[1] = bytes.into();
+    let follower = follow(Forger { entries: entries.clone() }, Arc::new(MemoryStore::new()), &host).await;
+    let invalid = catches(&follower, EvidenceKind::Invalid).await;
+    assert_eq!((invalid.entry.as_ref(), follower.head().version), (Some(&entries[1]), 0));
+    assert!(
+        invalid.message.starts_with("version 2: ") && invalid.to_string().contains("entry:\n"),
+        "{invalid}"
+    );
+    host.shutdown().await;
+}
+
+/// A follower that is stopped on its way to a head shows nothing that no head ends with, and goes on where it was.
+#[tokio::test(start_paused = true)]
+async fn a_stop_in_the_middle_is_gone_on_from() {
+    let (outer, disk) = (host(), SimDisk::new());
+    let (registry, _) = founded(&outer, 1, 1).await;
+    bind_many(&outer, &registry, 0..299).await;
+    let source = Told::of(&registry);
+    source.be(Habits { at_a_time: Some(64), stops_at: Some(129), ..Habits::default() });
+    let inner = host();
+    let follower = follow(source.clone(), journal(&inner, &disk).await.unwrap(), &inner).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(follower.head().version, 0);
+    inner.shutdown().await;
+
+    let inner = host();
+    let store = journal(&inner, &disk).await.unwrap();
+    assert_eq!(store.tail(soon()).await.unwrap().version, 128);
+    let follower = follow(source.clone(), store, &inner).await;
+    assert_eq!(follower.head().version, 0);
+    source.be(Habits { at_a_time: Some(64), ..Habits::default() });
+    reaches(&follower, 300).await;
+    assert_eq!(follower.head(), registry.head());
+    inner.shutdown().await;
+
+    // And a whole one is there at once, with nobody to ask.
+    let inner = host();
+    source.be(Habits { away: true, ..Habits::default() });
+    let follower = follow(source, journal(&inner, &disk).await.unwrap(), &inner).await;
+    assert_eq!(follower.head(), registry.head());
+    let name = "many/7".parse().unwrap();
+    assert!(follower.name(&name).unwrap().verify(&name, &trust()).unwrap().is_some());
+    inner.shutdown().await;
+    outer.shutdown().await;
+}
+
+/// Who lets only some propose and approve.
+struct WithWord;
+
+impl ron_core::auth::Authorizer for WithWord {
+    fn authorize(
+        &self,
+        action: &ron_core::auth::Action<'_>,
+        shown: &ron_core::auth::Credentials<'_>,
+    ) -> Result<ron_core::auth::Grant, ron_core::auth::Denied> {
+        match shown.bearer {
+            Some(word) if action.name.ends_with(word) => Ok(ron_core::auth::Grant::new("somebody")),
+            _ => Err(ron_core::auth::Denied::Forbidden),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_travel_between_nodes() {
+    let host = Supervisor::new("test");
+    let registry = start(Arc::new(MemoryStore::new()), &host).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_many(&host, &registry, 0..50).await;
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let there = Endpoint::builder(Identity::generate().unwrap()).listen(loopback).start(&host).unwrap();
+    let served = Links::start(&there, &host).unwrap();
+    let here = Endpoint::builder(Identity::generate().unwrap()).start(&host).unwrap();
+    let links = Links::start(&here, &host).unwrap();
+    let to = (there.node_id(), there.local_addrs());
+
+    let source = links.source(to.0, to.1);
+    let refused = source.checkpoint(soon()).await.unwrap_err();
+    assert!(matches!(refused, SourceError::Refused { .. }), "nothing is served yet: {refused:?}");
+    served.serve(&registry, Some(Arc::new(WithWord)));
+    let follower = follow(source.clone(), Arc::new(MemoryStore::new()), &host).await;
+    reaches(&follower, 51).await;
+
+    // Only with the word for it, and for this.
+    let proposal = draft(&registry, "from/afar", "x");
+    for word in ["", "approve", "other"] {
+        let refused = links.propose(to, &proposal, word, soon()).await.unwrap_err();
+        assert!(refused.to_string().contains("403"), "{refused}");
+    }
+    let outcome = links.propose(to, &proposal, "propose", soon()).await.unwrap();
+    assert!(matches!(&outcome, Outcome::Pending { missing, .. } if missing == &["s0"]), "{outcome:?}");
+    let approval = approvals(&proposal, &[0]).remove(0);
+    let outcome = links.approve(to, &approval, "approve", soon()).await.unwrap();
+    let Outcome::Committed(receipt) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((receipt.version, trust().open(&receipt.checkpoint).unwrap().size), (52, 52));
+    let gone = draft(&registry, "from/afar", "y");
+    bind(&registry, "from/afar", "z", &[0]).await.unwrap();
+    let refused = links.propose(to, &gone, "propose", soon()).await.unwrap_err();
+    assert!(refused.to_string().contains("409"), "{refused}");
+    reaches(&follower, 53).await;
+    assert_eq!(follower.head(), registry.head());
+
+    // What is gone there is said.
+    for from in (100..400).step_by(100) {
+        bind_many(&host, &registry, from..from + 100).await;
+    }
+    registry.prune(300).await.unwrap();
+    assert_eq!(source.entries(1, 10, soon()).await, Err(SourceError::Pruned { first: 257 }));
+    assert_eq!(source.entries(300, 10, soon()).await.unwrap().len(), 10);
+    assert!(source.entries(9999, 10, soon()).await.unwrap().is_empty());
+    host.shutdown().await;
+}

@@ -1,0 +1,87 @@
+//! The client against the routes: a whole decision, and a follower over HTTP.
+
+use std::{sync::Arc, time::Duration};
+
+use ron_core::{Deadline, Refusal as _};
+use ron_registry::{
+    LogTrust, Registry, Source as _, SourceError,
+    client::{Client, ClientError},
+    store::MemoryStore,
+};
+
+use super::Host;
+use crate::world::{approvals, bind, draft, policy, soon};
+
+fn client(host: &Host) -> Client {
+    Client::new(&format!("http://{}/at/", host.address)).unwrap().token("all")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_and_its_proofs_from_afar() {
+    let host = Host::start().await;
+    let client = client(&host);
+    assert_eq!(client.found(&policy(2, 3), soon()).await.unwrap().version, Some(1));
+    let proposal = draft(&host.registry, "tools/a", "x");
+    let told = client.propose(&proposal, soon()).await.unwrap();
+    assert_eq!((&*told.state, told.missing.len()), ("pending", 3));
+    let both = approvals(&proposal, &[0, 1]);
+    client.approve(&both[0], soon()).await.unwrap();
+    assert_eq!(client.pending(soon()).await.unwrap()[0].missing, ["s1", "s2"]);
+    assert_eq!(client.approve(&both[1], soon()).await.unwrap().version, Some(2));
+    let again = draft(&host.registry, "tools/b", "x");
+    assert_eq!(client.commit(&again, &approvals(&again, &[1, 2]), soon()).await.unwrap().version, Some(3));
+
+    let trust = LogTrust::new(client.head(soon()).await.unwrap().log_key.parse().unwrap());
+    let name = "tools/a".parse().unwrap();
+    assert_eq!(client.name(&name, &trust, soon()).await.unwrap().unwrap().version, 2);
+    let entry = client.entry(2, soon()).await.unwrap();
+    client.proof(2, soon()).await.unwrap().verify(&entry, &trust).unwrap();
+    assert_eq!(client.policy(soon()).await.unwrap().policy.groups[0].needed, 2);
+    assert_eq!(client.log(Some(2), 9, soon()).await.unwrap().entries.len(), 2);
+
+    // Somebody else's key proves nothing here.
+    let other = Registry::builder("example.com/registry", [1; 32]);
+    let other = other.start(Arc::new(MemoryStore::new()), &host.supervisor).await.unwrap();
+    let unproven = client.name(&name, &LogTrust::new(other.log_key()), soon()).await.unwrap_err();
+    assert!(matches!(unproven, ClientError::Unproven(_)), "{unproven:?}");
+    let refused = client.entry(9, soon()).await.unwrap_err();
+    assert!(
+        matches!(&refused, ClientError::Refused { status: 404, code, .. } if code == "no_such_entry"),
+        "{refused:?}"
+    );
+    assert!(matches!(Client::new("ftp://x"), Err(ClientError::Address { .. })));
+    let nobody = Client::new("http://127.0.0.1:1/registry").unwrap().head(soon()).await.unwrap_err();
+    assert!(matches!(nobody, ClientError::Unreachable { .. }) && nobody.kind().is_retryable(), "{nobody:?}");
+    // It takes connections, and says nothing.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let late = silent.head(Deadline::after(Duration::from_millis(50))).await.unwrap_err();
+    assert!(matches!(late, ClientError::Timeout { .. }), "{late:?}");
+    let strange = Client::new(&format!("http://{}", host.address)).unwrap().head(soon()).await.unwrap_err();
+    assert!(matches!(strange, ClientError::Refused { status: 404, .. }), "{strange:?}");
+    host.supervisor.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_is_followed_over_http() {
+    let host = Host::founded(1, 1).await;
+    for number in 0..20 {
+        bind(&host.registry, &format!("n/{number}"), "x", &[0]).await.unwrap();
+    }
+    let source = client(&host);
+    let trust = LogTrust::new(host.registry.log_key());
+    let follower = Registry::follower(trust, source.clone());
+    let follower = follower.start(Arc::new(MemoryStore::new()), &host.supervisor).await.unwrap();
+    let mut updates = follower.updates(1);
+    for version in 1..=21 {
+        let update = soon().limit("update", updates.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(update.version, version);
+    }
+    bind(&host.registry, "later", "x", &[0]).await.unwrap();
+    assert_eq!(soon().limit("update", updates.next()).await.unwrap().unwrap().unwrap().version, 22);
+    assert_eq!(follower.head(), host.registry.head());
+    super::reading::bind_tile(&host).await;
+    assert_eq!(source.entries(1, 10, soon()).await, Err(SourceError::Pruned { first: 257 }));
+    assert_eq!(source.entries(257, 10, soon()).await.unwrap().len(), 10);
+    host.supervisor.shutdown().await;
+}
