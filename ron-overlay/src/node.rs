@@ -278,7 +278,8 @@ impl Node {
                 self.metrics.tally(SESSION_CLOSE, "given_up").add(1);
                 self.events.publish(Event::SessionClosed { peer: gone.peer, reason: "given_up" });
             }
-            self.standing.lock().leave_meter(gone.peer, gone.meter(), self.since());
+            let (meter, now) = (gone.meter(), self.since());
+            self.standing.lock().leave_meter(gone.peer, meter, now);
             self.parts.lock().on_link_down(&gone.peer);
             for engine in &self.engines {
                 // An engine with that much to do finds out by the peer's silence.
