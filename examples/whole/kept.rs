@@ -118,7 +118,8 @@ impl Kept {
         };
         self.check(number, &node, &store).await;
         let mut rng = fastrand::Rng::with_seed(node.seed);
-        let mut next = self.state().owed.get(&number).and_then(|owed| owed.keys().last().copied()).unwrap_or(0);
+        let mut next =
+            self.state().owed.get(&number).and_then(|owed| owed.keys().last().copied()).unwrap_or(0);
         loop {
             tokio::time::sleep(Duration::from_millis(rng.u64(50..3000))).await;
             next += 1;
@@ -167,7 +168,8 @@ impl Kept {
                 break;
             }
         }
-        let mut found = Tally { opened: 1, unclean: usize::from(!store.opened().was_clean), ..Tally::default() };
+        let mut found =
+            Tally { opened: 1, unclean: usize::from(!store.opened().was_clean), ..Tally::default() };
         let large = listed.values().filter(|len| **len > u64::from(SMALL)).count();
         let files = node.disk.list(Path::new("store/large")).map_or(0, |files| files.len());
         found.strange += usize::from(files != 2 * large);
@@ -177,7 +179,9 @@ impl Kept {
             let is_listed = listed.remove(&id).is_some();
             let is_there = store.get_bytes(id, u64::MAX, soon()).await.is_ok_and(|bytes| bytes == content);
             if is_listed != is_there || (owed == Some(true) && !is_there) {
-                println!("node {number} owes object {object} ({owed:?}): listed {is_listed}, right {is_there}");
+                println!(
+                    "node {number} owes object {object} ({owed:?}): listed {is_listed}, right {is_there}"
+                );
                 found.lost += 1;
             } else if owed == Some(false) && is_there {
                 println!("node {number} has object {object} again");

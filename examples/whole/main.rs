@@ -26,11 +26,7 @@ use ron_core::{
 use ron_dht::Dht;
 use ron_overlay::Overlay;
 
-use crate::{
-    kept::Kept,
-    news::News,
-    provided::Provided,
-};
+use crate::{kept::Kept, news::News, provided::Provided};
 
 const PORT: u16 = 4710;
 

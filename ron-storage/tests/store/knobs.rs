@@ -20,8 +20,13 @@ async fn start(host: &Supervisor, settings: Settings) -> (Store, Registry) {
 #[tokio::test(start_paused = true)]
 async fn workers_and_lanes_are_as_many_as_the_settings_say() {
     let (host, three) = (host(), NonZeroUsize::new(3).unwrap());
-    let settings =
-        Settings { get_workers: three, put_workers: three, get_lane: 20, put_lane: 30, ..Settings::default() };
+    let settings = Settings {
+        get_workers: three,
+        put_workers: three,
+        get_lane: 20,
+        put_lane: 30,
+        ..Settings::default()
+    };
     let (_store, registry) = start(&host, settings).await;
     let text = counters(&registry);
     for name in [
