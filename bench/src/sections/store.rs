@@ -52,7 +52,8 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         take_turns(rounds, 1, contenders.iter().map(|name| round(name)).collect())
     };
 
-    let series = measured("small", bench.scaled(OBJECTS))?;
+    let (objects, mebibytes) = (bench.scaled(OBJECTS), bench.scaled(LARGE));
+    let series = measured("small", objects)?;
     let small = |puts_or_gets: &str| {
         let name = |figure: &str| format!("{puts_or_gets}.{figure}");
         let row = |one: &Series<Figures>| {
@@ -69,12 +70,12 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         let head = ["", "a second", "of the limit", "p50 ms", "p99 ms", "CPU µs each", "peak MiB"];
         table(&head, &series.iter().map(row).collect::<Vec<_>>());
     };
-    println!("{OBJECTS} objects of 4 KiB put, {PUTS} at once:\n");
+    println!("{objects} objects of 4 KiB put, {PUTS} at once:\n");
     small("put");
     println!("\nThe same got, {GETS} at once:\n");
     small("get");
 
-    let series = measured("large", bench.scaled(LARGE))?;
+    let series = measured("large", mebibytes)?;
     let large = |put_or_get: &str| {
         let name = |figure: &str| format!("{put_or_get}.{figure}");
         let row = |one: &Series<Figures>| {
@@ -89,7 +90,7 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
         let head = ["", "MiB/s", "of the limit", "CPU s/GiB", "peak MiB"];
         table(&head, &series.iter().map(row).collect::<Vec<_>>());
     };
-    println!("\nAn object of {LARGE} MiB put as a stream:\n");
+    println!("\nAn object of {mebibytes} MiB put as a stream:\n");
     large("put");
     println!(
         "\nAlone, BLAKE3 on one thread makes {} MiB/s and writing with fdatasync {}: the limit is the slower of them in each \
