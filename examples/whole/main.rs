@@ -6,6 +6,7 @@
 //! A checker for each subsystem watches what its nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a
 //! short run, twice, compared.
 
+mod governed;
 mod news;
 mod provided;
 
@@ -26,6 +27,7 @@ use ron_dht::Dht;
 use ron_overlay::Overlay;
 
 use crate::{
+    governed::Governed,
     news::{News, Tally},
     provided::Provided,
 };
@@ -52,6 +54,7 @@ struct Report {
     missed: usize,
     missed_after_peace: usize,
     news: Tally,
+    governed: governed::Tally,
 }
 
 /// What watches over the promises of each subsystem.
@@ -59,6 +62,7 @@ struct Report {
 struct Checkers {
     provided: Provided,
     news: News,
+    governed: Governed,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -85,7 +89,12 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
     let found = report.missed_after_peace == 0 && report.found > 0;
     let heard = report.news.heard > 0 && (report.news.twice, report.news.silent) == (0, 0);
-    let held = found && heard;
+    // All who follow: three servers, and the clients.
+    let followers = 3 + usize::from(CLIENTS);
+    let governed = report.governed;
+    let agreed =
+        governed.committed > 0 && (governed.lost, governed.forked, governed.followed) == (0, 0, followers);
+    let held = found && heard && agreed;
     println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -100,7 +109,7 @@ fn run(scenario: Scenario) -> Report {
             let (checkers, is_client) = (checkers.clone(), number >= nodes);
             sim.add(ip(number), move |node| live(node, number, is_client, checkers.clone()));
         }
-        let Checkers { provided, news } = &checkers;
+        let Checkers { provided, news, governed } = &checkers;
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
         for minute in 0..minutes {
@@ -113,9 +122,11 @@ fn run(scenario: Scenario) -> Report {
             }
             provided.forget(victim);
             news.forget(victim);
+            governed.forget(victim);
             sim.crash(ip(victim)).await;
             news.publish(sim, nodes, 4).await;
             sim.run_for(Duration::from_secs(20)).await;
+            governed.commit(8).await;
             sim.net().heal();
             sim.restart(ip(victim));
             let (hit, miss) = provided.look(sim, nodes, 4).await;
@@ -127,6 +138,7 @@ fn run(scenario: Scenario) -> Report {
         sim.run_for(Duration::from_secs(120)).await;
         let (hit, missed_after_peace) = provided.look(sim, nodes, usize::from(nodes) * 4).await;
         news.publish(sim, nodes, usize::from(nodes)).await;
+        governed.commit(8).await;
         sim.run_for(Duration::from_secs(30)).await;
         Report {
             trace: sim.net().trace().to_string(),
@@ -135,6 +147,7 @@ fn run(scenario: Scenario) -> Report {
             missed,
             missed_after_peace,
             news: news.tally(),
+            governed: governed.tally().await,
         }
     })
 }
@@ -166,5 +179,9 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());
     let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
-    tokio::join!(checkers.provided.live(number, is_client, dht), checkers.news.live(number, overlay, seeds));
+    tokio::join!(
+        checkers.provided.live(number, is_client, dht),
+        checkers.news.live(number, overlay, seeds),
+        checkers.governed.live(number, is_client, &node, &endpoint),
+    );
 }

@@ -175,6 +175,11 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         _ = terminate.recv() => return Err("cut off by a second request to stop".into()),
         _ = interrupt.recv() => return Err("cut off by a second request to stop".into()),
     };
+    if let Err(error) =
+        config.data_dir().map_err(std::io::Error::other).and_then(|data| log::remember(&node.registry, &data))
+    {
+        tracing::warn!(%error, "how far the log was verified could not be kept");
+    }
     println!(
         "stopped: {} tasks drained, {} cut off, {:?}",
         stopped.drained, stopped.aborted, stopped.elapsed

@@ -169,6 +169,8 @@ pub struct Status {
     pub epoch: u64,
     /// Names there ever were.
     pub names: usize,
+    /// Up to where the verifier has come in this pass.
+    pub verified: u64,
     /// Whether reads and writes can be expected to succeed.
     pub ready: ReadyStatus,
 }
@@ -190,6 +192,7 @@ pub struct Builder {
     seen: Option<Checkpoint>,
     publisher: Option<Arc<dyn Publisher>>,
     on_evidence: Option<OnEvidence>,
+    verified: u64,
 }
 
 impl Builder {
@@ -202,6 +205,7 @@ impl Builder {
             seen: None,
             publisher: None,
             on_evidence: None,
+            verified: 0,
         }
     }
 
@@ -241,6 +245,14 @@ impl Builder {
         self
     }
 
+    /// Lets the verifier's first pass go on behind this version, where [`Status::verified`] says that it was before the
+    /// stop. What is before it is read and not checked again until the next pass.
+    #[must_use]
+    pub fn verified(mut self, version: u64) -> Self {
+        self.verified = version;
+        self
+    }
+
     /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
     #[must_use]
     pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
@@ -258,7 +270,7 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence } = self;
+        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence, verified } = self;
         settings.check()?;
         let [_, _, committed] = settings.lanes()?;
         let (signer, trust, source) = match role {
@@ -279,7 +291,7 @@ impl Builder {
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
         committed.close_on(&group.stop());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
-        let parts = Parts { loaded, store, signer, trust, committed, settings, clock };
+        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
 
         let ready = supervisor.ready();
@@ -558,6 +570,7 @@ impl Registry {
             first: self.first(),
             epoch: view.state.epoch(),
             names: view.state.names().len().saturating_sub(1),
+            verified: *self.shared.verified.load(),
             ready: (self.ready)(),
         }
     }

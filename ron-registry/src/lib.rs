@@ -56,6 +56,9 @@
 //! | read and follow | [`Registry::entries`], [`Registry::updates`], [`Registry::tile`], [`Registry::prove_consistency`] |
 //! | let go of old entries | [`Retention`], [`Registry::prune`] |
 //! | notice a log that was rolled back | [`Builder::seen`] |
+//! | follow a log that somebody else commits to | [`Registry::follower`], [`net::Links`]; [`Registry::evidence`] |
+//! | find what bound some content | [`Registry::versions_of`] |
+//! | serve it over HTTP, and ask such a server | `http` and `client`, features of these names |
 //! | keep it elsewhere | [`store::LogStore`], and `store::conformance` (feature `conformance`) |
 //!
 //! # What it promises
@@ -71,8 +74,8 @@
 //!
 //! It holds no signer's key and decides nothing by itself. It keeps no content larger than 48 KiB: name it by its hash. It
 //! stops no log from showing two faces to two readers; only witnesses do, and cosignatures are read and written here
-//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. There is no HTTP and no following over the network
-//! yet, and opening reads the whole log.
+//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. Opening reads the whole log, and a new follower cannot
+//! begin with a log that was pruned.
 
 mod actor;
 #[cfg(feature = "client")]

@@ -205,6 +205,36 @@ async fn a_stalled_publisher_holds_nobody_up() {
     host.shutdown().await;
 }
 
+/// A pass goes on where it was before a stop, and the next one begins at the beginning.
+#[tokio::test(start_paused = true)]
+async fn a_pass_of_the_verifier_survives_a_restart() {
+    let (host, disk) = (host(), SimDisk::new());
+    let settings = Settings { verify_slice: 50, ..Settings::default() };
+    let builder = || Registry::builder(ORIGIN, LOG_KEY).clock(clock()).settings(settings.clone());
+    let inner = host.child("first", Duration::from_secs(1), Metrics::default());
+    let registry = builder().start(journal(&inner, &disk).await.unwrap(), &inner).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_many(&host, &registry, 0..149).await;
+    while registry.status().verified != 100 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    inner.shutdown().await;
+
+    let inner = host.child("second", Duration::from_secs(1), Metrics::default());
+    let registry =
+        builder().verified(100).start(journal(&inner, &disk).await.unwrap(), &inner).await.unwrap();
+    assert_eq!(registry.status().verified, 100);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(registry.status().verified, 150, "one slice was left");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(
+        (registry.status().verified, registry.status().ready.reads),
+        (50, true),
+        "and now from the beginning"
+    );
+    host.shutdown().await;
+}
+
 /// What runs is what is declared.
 #[tokio::test(start_paused = true)]
 async fn the_inventory_is_what_runs() {
