@@ -78,6 +78,7 @@
 //! begin with a log that was pruned.
 
 mod actor;
+mod builder;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -96,13 +97,14 @@ pub mod net;
 mod settings;
 mod shared;
 pub mod store;
+mod updates;
 mod upkeep;
 
+pub use builder::Builder;
 pub use error::RegistryError;
 pub use follow::{Evidence, EvidenceKind, Source, SourceError};
 pub use handle::{
-    Builder, NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
-    Updates,
+    NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
 };
 pub use logic::{
     chain::{ChainHash, Head},
@@ -119,15 +121,16 @@ pub use logic::{
 };
 pub use settings::{Retention, Settings};
 pub use shared::RegistryUpdated;
+pub use updates::Updates;
 pub use upkeep::Publisher;
 
 /// What a registry may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[handle::PROPOSALS, handle::APPROVALS, shared::COMMITTED, upkeep::RETENTION, net::LINKS],
+        &[builder::PROPOSALS, builder::APPROVALS, shared::COMMITTED, upkeep::RETENTION, net::LINKS],
         &[
-            handle::COMMITTER,
+            builder::COMMITTER,
             follow::FOLLOWER,
             upkeep::CHECKPOINTOR,
             upkeep::PRUNER,

@@ -20,7 +20,6 @@ use tokio::time::sleep;
 
 use crate::{
     RegistryError, Settings,
-    handle::Updates,
     index::{self, INDEXER},
     logic::{
         entry::Entry,
@@ -32,6 +31,7 @@ use crate::{
     metrics::{PRUNED_BYTES, RETENTION_SKIPPED, STORAGE_BACKOFF, VERIFIED_VERSION},
     shared::{Marks, RegistryUpdated, Shared, beginning},
     store::{BoxFuture, StoredSnapshot},
+    updates::Updates,
 };
 
 pub(crate) const RETENTION: LaneSpec = LaneSpec::new("ron-registry", "retention", 8)
