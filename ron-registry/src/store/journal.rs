@@ -39,6 +39,9 @@ const PARTS_MAX: u32 = 1 << 16;
 /// How long reading the journal through may take when it is opened; there is nothing to do meanwhile.
 const OPENING: Duration = Duration::from_secs(24 * 3600);
 
+/// When to ask again while another snapshot is being kept: one takes a few syncs.
+const PRUNING_RETRY: Duration = Duration::from_millis(100);
+
 /// The knobs of the journal under a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalStoreSettings {
@@ -81,6 +84,8 @@ struct Index {
     doubts: u64,
     /// Whether an append runs. What it writes is for it to learn.
     is_appending: bool,
+    /// Whether a snapshot is being kept. Two at once would each remove what the other needs.
+    is_pruning: bool,
 }
 
 impl Index {
@@ -116,13 +121,20 @@ impl Index {
                 }
                 if self.parts.len() == parts as usize && version == self.parts_of {
                     let places = std::mem::take(&mut self.parts).into_values().collect();
-                    self.snapshot = Some((version, places));
+                    if self.is_newer(version) {
+                        self.snapshot = Some((version, places));
+                    }
                 }
             }
             _ => return Err(damaged("a record of a kind that is not known")),
         }
         self.end = Some(position);
         Ok(())
+    }
+
+    /// Whether a snapshot of this version would replace the one there is.
+    fn is_newer(&self, version: u64) -> bool {
+        self.snapshot.as_ref().is_none_or(|(kept, _)| *kept < version)
     }
 
     /// The place of the block that holds this version.
@@ -258,12 +270,17 @@ impl JournalStore {
         self.settle(deadline).await?;
         let parts = u32::try_from(snapshot.parts.len()).unwrap_or(u32::MAX);
         {
-            let index = self.index.lock();
-            let is_newer = index.snapshot.as_ref().is_none_or(|(version, _)| *version < snapshot.version);
-            if !is_newer || snapshot.version > index.tail || !(1..=PARTS_MAX).contains(&parts) {
+            let mut index = self.index.lock();
+            if index.is_pruning {
+                return Err(StoreError::Busy { what: "pruning", retry_after: PRUNING_RETRY });
+            }
+            let is_sound = snapshot.version <= index.tail && (1..=PARTS_MAX).contains(&parts);
+            if !index.is_newer(snapshot.version) || !is_sound {
                 return Ok(0);
             }
+            index.is_pruning = true;
         }
+        let _pruning = Pruning(&self.index);
         let mut places = Vec::new();
         for (number, part) in (0..parts).zip(&snapshot.parts) {
             let payload = write_part(snapshot.version, number, parts, part);
@@ -271,12 +288,15 @@ impl JournalStore {
         }
         let keep_from = {
             let mut index = self.index.lock();
-            index.snapshot = Some((snapshot.version, places));
-            // Files from which on the next entry and the snapshot are. The last block stays, for its checkpoint.
+            // The next entry must be there, or nothing that is removed is covered. The last block stays, for its
+            // checkpoint.
             let next = (snapshot.version + 1).min(index.tail);
-            let entries = index.block_of(next).map(|(_, position)| position.segment);
-            let parts = index.snapshot.iter().flat_map(|(_, places)| places).map(|place| place.segment).min();
-            entries.into_iter().chain(parts).min().unwrap_or(0)
+            let Some((_, entries)) = index.block_of(next).filter(|_| index.is_newer(snapshot.version)) else {
+                return Ok(0);
+            };
+            let keep_from = places.iter().map(|place| place.segment).chain([entries.segment]).min();
+            index.snapshot = Some((snapshot.version, places));
+            keep_from.unwrap_or(0)
         };
         let before: u64 =
             self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
@@ -320,6 +340,15 @@ impl Drop for Appending<'_> {
             index.doubt = Some(index.doubts);
             index.doubts += 1;
         }
+    }
+}
+
+/// Lets the next snapshot be kept, however this one ended.
+struct Pruning<'a>(&'a Lock<Index>);
+
+impl Drop for Pruning<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_pruning = false;
     }
 }
 
