@@ -13,7 +13,7 @@ use crate::{
     logic::{
         chain::Head,
         checkpoint::{CheckpointError, LogTrust, ProofFile},
-        entry::Entry,
+        entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
         names::{Latest, NameProof, NameProofError},
         note::{Note, NoteVerifier},
@@ -26,9 +26,6 @@ use crate::{
     shared::{Shared, SharedTiles},
     upkeep,
 };
-
-/// Approvals that a proposal may bring along: as many as there can be signers.
-const APPROVALS_MAX: usize = crate::logic::policy::SIGNERS_MAX;
 
 /// That something is in the log, durably and covered by a signed head.
 #[derive(Debug, Clone)]
