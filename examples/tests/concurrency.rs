@@ -147,11 +147,20 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let log = Arc::new(log.await.expect("an empty directory"));
     let registry = Registry::builder("example.com/log", [1; 32]).publisher(Nobody).start(log, &host).await;
     let registry = registry.expect("an empty log");
-    // Another log follows it, over links of its own.
-    let links = ron_registry::net::Links::start(&here, &host).expect("the first on this endpoint");
-    let source = links.source(here.node_id(), here.local_addrs());
+    // Another log follows it, from one endpoint to the other.
+    let links = [&here, &there].map(|endpoint| {
+        ron_registry::net::Links::start(endpoint, &host).expect("the first on this endpoint")
+    });
+    links[0].serve(&registry, None);
+    let source = links[1].source(here.node_id(), here.local_addrs());
     let follower = Registry::follower(LogTrust::new(registry.log_key()), source);
-    let _follower = follower.start(Arc::new(MemoryStore::new()), &host).await.expect("an empty log");
+    let follower = follower.start(Arc::new(MemoryStore::new()), &host).await.expect("an empty log");
+    let followed = async {
+        while follower.status().ready.closed().any(|gate| gate.name == "registry.following") {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), followed).await.expect("the log is there");
     let dht = Dht::builder().seeds([peer.contact()]).data(disk, "dht");
     let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
     dht.joined(deadline).await.expect("its peer is there");

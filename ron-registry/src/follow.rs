@@ -309,7 +309,7 @@ impl Follower {
         let note = Note::parse(&bytes).map_err(|error| is_false(&error))?;
         let said = self.shared.trust.open(&note).map_err(|error| is_false(&error))?;
         self.shared.metrics.gauge(SOURCE_VERSION).set(said.size as f64);
-        self.is_continued(&said, &note).await?;
+        self.is_continued(&said, &note)?;
         if said.size > self.tree.size() {
             self.catch_up(&said, &note).await?;
         }
@@ -326,7 +326,7 @@ impl Follower {
     }
 
     /// That a head is no older than ours, and where it ends at ours or before it, is the same there.
-    async fn is_continued(&self, said: &Checkpoint, note: &Note) -> Result<(), Trouble> {
+    fn is_continued(&self, said: &Checkpoint, note: &Note) -> Result<(), Trouble> {
         let size = self.tree.size();
         if said.size > size {
             return Ok(());

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Metrics, Ready, ReadyStatus, Stopped, Supervisor};
+use ron_core::{ContentId, Deadline, Ready, ReadyStatus, Stopped, Supervisor};
 
 use crate::{
     Builder, RegistryError, Settings, Updates,
@@ -193,7 +193,7 @@ impl Registry {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn metrics(&self) -> &Metrics {
+    pub(crate) fn metrics(&self) -> &ron_core::Metrics {
         &self.shared.metrics
     }
 
