@@ -17,8 +17,8 @@ use ron_core::{
 use ron_dht::Dht;
 use ron_overlay::Overlay;
 use ron_registry::{
-    Publisher, Registry, RegistryUpdated,
-    store::{BoxFuture, JournalStore, JournalStoreSettings},
+    LogTrust, Publisher, Registry, RegistryUpdated,
+    store::{BoxFuture, JournalStore, JournalStoreSettings, MemoryStore},
 };
 use ron_storage::Store;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
@@ -146,7 +146,21 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let log = JournalStore::open(&host, disk.clone(), Path::new("registry"), JournalStoreSettings::default());
     let log = Arc::new(log.await.expect("an empty directory"));
     let registry = Registry::builder("example.com/log", [1; 32]).publisher(Nobody).start(log, &host).await;
-    let _registry = registry.expect("an empty log");
+    let registry = registry.expect("an empty log");
+    // Another log follows it, from one endpoint to the other.
+    let links = [&here, &there].map(|endpoint| {
+        ron_registry::net::Links::start(endpoint, &host).expect("the first on this endpoint")
+    });
+    links[0].serve(&registry, None);
+    let source = links[1].source(here.node_id(), here.local_addrs());
+    let follower = Registry::follower(LogTrust::new(registry.log_key()), source);
+    let follower = follower.start(Arc::new(MemoryStore::new()), &host).await.expect("an empty log");
+    let followed = async {
+        while follower.status().ready.closed().any(|gate| gate.name == "registry.following") {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), followed).await.expect("the log is there");
     let dht = Dht::builder().seeds([peer.contact()]).data(disk, "dht");
     let dht = dht.start(&dialler, &host).await.expect("the first on this endpoint");
     dht.joined(deadline).await.expect("its peer is there");

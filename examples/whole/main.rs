@@ -6,6 +6,7 @@
 //! A checker for each subsystem watches what its nodes promised. `--nodes N`, `--minutes M`, `--seed S`; `--quick` for a
 //! short run, twice, compared.
 
+mod governed;
 mod kept;
 mod news;
 mod provided;
@@ -26,7 +27,12 @@ use ron_core::{
 use ron_dht::Dht;
 use ron_overlay::Overlay;
 
-use crate::{kept::Kept, news::News, provided::Provided};
+use crate::{
+    governed::Governed,
+    kept::Kept,
+    news::{News, Tally},
+    provided::Provided,
+};
 
 const PORT: u16 = 4710;
 
@@ -49,8 +55,9 @@ struct Report {
     found: usize,
     missed: usize,
     missed_after_peace: usize,
-    news: news::Tally,
+    news: Tally,
     kept: kept::Tally,
+    governed: governed::Tally,
 }
 
 /// What watches over the promises of each subsystem.
@@ -59,6 +66,7 @@ struct Checkers {
     provided: Provided,
     news: News,
     kept: Kept,
+    governed: Governed,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -85,7 +93,12 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
     let found = report.missed_after_peace == 0 && report.found > 0;
     let heard = report.news.heard > 0 && (report.news.twice, report.news.silent) == (0, 0);
-    let held = found && heard && report.kept.is_kept();
+    // All who follow: three servers, and the clients.
+    let followers = 3 + usize::from(CLIENTS);
+    let governed = report.governed;
+    let agreed =
+        governed.committed > 0 && (governed.lost, governed.forked, governed.followed) == (0, 0, followers);
+    let held = found && heard && agreed && report.kept.is_kept();
     println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -100,7 +113,7 @@ fn run(scenario: Scenario) -> Report {
             let (checkers, is_client) = (checkers.clone(), number >= nodes);
             sim.add(ip(number), move |node| live(node, number, is_client, checkers.clone()));
         }
-        let Checkers { provided, news, kept } = &checkers;
+        let Checkers { provided, news, kept, governed } = &checkers;
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
         for minute in 0..minutes {
@@ -113,9 +126,11 @@ fn run(scenario: Scenario) -> Report {
             }
             provided.forget(victim);
             news.forget(victim);
+            governed.forget(victim);
             sim.crash(ip(victim)).await;
             news.publish(sim, nodes, 4).await;
             sim.run_for(Duration::from_secs(20)).await;
+            governed.commit(8).await;
             sim.net().heal();
             sim.restart(ip(victim));
             let (hit, miss) = provided.look(sim, nodes, 4).await;
@@ -127,8 +142,9 @@ fn run(scenario: Scenario) -> Report {
         sim.run_for(Duration::from_secs(120)).await;
         let (hit, missed_after_peace) = provided.look(sim, nodes, usize::from(nodes) * 4).await;
         news.publish(sim, nodes, usize::from(nodes)).await;
+        governed.commit(8).await;
         sim.run_for(Duration::from_secs(30)).await;
-        let news_tally = news.tally();
+        let (news_tally, governed_tally) = (news.tally(), governed.tally().await);
         // At last everybody loses power at once, and has everything all the same.
         for number in 0..nodes {
             provided.forget(number);
@@ -147,6 +163,7 @@ fn run(scenario: Scenario) -> Report {
             missed_after_peace,
             news: news_tally,
             kept: kept.tally(),
+            governed: governed_tally,
         }
     })
 }
@@ -178,11 +195,16 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());
     let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
-    let Checkers { provided, news, kept } = checkers;
+    let Checkers { provided, news, kept, governed } = checkers;
     let keeping = async {
         if !is_client {
             kept.live(number, node.clone()).await;
         }
     };
-    tokio::join!(provided.live(number, is_client, dht), news.live(number, overlay, seeds), keeping);
+    tokio::join!(
+        provided.live(number, is_client, dht),
+        news.live(number, overlay, seeds),
+        keeping,
+        governed.live(number, is_client, &node, &endpoint),
+    );
 }

@@ -18,12 +18,12 @@ use ron_core::{
 };
 use ron_dht::Dht;
 use ron_overlay::Overlay;
-use ron_registry::{Registry, net::Links};
+use ron_registry::{Registry, ReloadSource, net::Links};
 use ron_storage::{StorageError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    config::Config,
+    config::{Config, ConfigError},
     log,
     topics::{self, ByDht},
 };
@@ -127,8 +127,24 @@ async fn starting() -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-/// Runs a node until it is asked to stop, then drains it. A second request cuts it off.
-pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
+/// Takes over what may change while the node runs, which so far is the log's part. What cannot is said, and stays.
+fn reload(node: &Running, config: Result<Config, ConfigError>) {
+    let taken = config.map_err(|error| crate::with_causes(&error)).and_then(|config| {
+        let settings = config.registry.settings();
+        node.registry.reload_by(ReloadSource::Signal, settings).map_err(|error| crate::with_causes(&error))
+    });
+    match taken {
+        Ok(()) => println!("settings of the log taken over"),
+        Err(error) => eprintln!("refd: the settings stay as they are: {error}"),
+    }
+}
+
+/// Runs a node until it is asked to stop, then drains it. A second request cuts it off. SIGHUP reads the settings `again`.
+pub(crate) async fn run(
+    config: Config,
+    again: impl Fn() -> Result<Config, ConfigError>,
+) -> Result<(), Box<dyn Error>> {
+    let mut hangup = signal(SignalKind::hangup())?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let node = start(&config).await?;
     println!("node {}", node.endpoint.node_id());
@@ -159,6 +175,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
             tokio::select! {
                 Some(event) = of_dht.recv() => tracing::info!(?event, "dht"),
                 Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
+                Some(()) = hangup.recv() => reload(&node, again()),
                 else => std::future::pending().await,
             }
         }
@@ -175,6 +192,11 @@ pub(crate) async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         _ = terminate.recv() => return Err("cut off by a second request to stop".into()),
         _ = interrupt.recv() => return Err("cut off by a second request to stop".into()),
     };
+    if let Err(error) =
+        config.data_dir().map_err(std::io::Error::other).and_then(|data| log::remember(&node.registry, &data))
+    {
+        tracing::warn!(%error, "how far the log was verified could not be kept");
+    }
     println!(
         "stopped: {} tasks drained, {} cut off, {:?}",
         stopped.drained, stopped.aborted, stopped.elapsed

@@ -71,7 +71,7 @@ pub(crate) enum ConfigError {
 }
 
 /// What a flag can say.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Flags {
     /// Where keys, records and objects are kept, one directory for each node [default: $XDG_DATA_HOME/refd or
     /// ~/.local/share/refd].

@@ -19,6 +19,14 @@ use crate::config::RegistrySection;
 /// What the key of a log is made from, so that the file of it is like all others and the key is used for nothing else.
 const KEY_DOMAIN: &str = "refd registry log key 1";
 
+/// The file with how far the log was verified again.
+const VERIFIED: &str = "registry.verified";
+
+/// Remembers at a stop how far the verifier has come.
+pub(crate) fn remember(registry: &Registry, data: &Path) -> std::io::Result<()> {
+    std::fs::write(data.join(VERIFIED), registry.status().verified.to_string())
+}
+
 /// What a log is called that nobody gave a name.
 fn origin(section: &RegistrySection, node: NodeId) -> String {
     section.origin.clone().unwrap_or_else(|| format!("refd/{node}"))
@@ -50,7 +58,10 @@ pub(crate) async fn start(
         Some(from) => follower(section, from, links)?,
     };
     let evidence = data.join("evidence");
-    let builder = builder.settings(section.settings()).metrics(metrics);
+    // Where the verifier was; whoever changes the file only makes it check more or later.
+    let verified =
+        std::fs::read_to_string(data.join(VERIFIED)).ok().and_then(|text| text.trim().parse().ok());
+    let builder = builder.settings(section.settings()).metrics(metrics).verified(verified.unwrap_or(0));
     let builder = builder.on_evidence(move |found| {
         if let Err(error) = keep(&evidence, found) {
             tracing::error!(%error, %found, "evidence could not be kept");

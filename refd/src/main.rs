@@ -107,8 +107,8 @@ fn main() -> ExitCode {
 fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Run { config, flags } => {
-            let config = load(config.as_deref(), flags)?;
-            runtime()?.block_on(assembly::run(config))
+            let again = move || load(config.as_deref(), flags.clone());
+            runtime()?.block_on(assembly::run(again()?, again))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
         Command::Registry(request) => runtime()?.block_on(registry::perform(request)),

@@ -19,7 +19,7 @@ use crate::{
         merkle::{TreeHash, verify_consistency},
         note::Note,
         state::{Signatures, State},
-        tiles::{Prover, Tree},
+        tiles::{Prover, TileSource as _, Tree},
     },
     metrics::{FOLLOW_ERRORS, FOLLOW_REFUSED, SOURCE_VERSION},
     shared::{Loaded, Marks, Shared},
@@ -196,6 +196,7 @@ impl Follower {
 
     pub(crate) async fn run(mut self, stop: Stop) {
         let mut pause = PAUSE_MIN;
+        let (mut is_idle, mut heard) = (false, ron_core::now());
         loop {
             let round = tokio::select! {
                 biased;
@@ -203,8 +204,14 @@ impl Follower {
                 round = self.round() => round,
             };
             let wait = match round {
-                Ok(()) => {
-                    pause = PAUSE_MIN;
+                Ok(true) => {
+                    (pause, is_idle) = (PAUSE_MIN, false);
+                    None
+                }
+                // Who has news again and again and then nothing new is asked again after a pause.
+                Ok(false) if is_idle && heard.elapsed() < PAUSE_MIN => Some(PAUSE_MIN),
+                Ok(false) => {
+                    (pause, is_idle) = (PAUSE_MIN, true);
                     None
                 }
                 Err(trouble) => {
@@ -215,6 +222,7 @@ impl Follower {
                 }
             };
             let head = self.state.head().version;
+            heard = ron_core::now();
             tokio::select! {
                 biased;
                 () = stop.requested() => return,
@@ -290,18 +298,23 @@ impl Follower {
         Box::new(Evidence { kind, ours, theirs: theirs.clone(), entry: None, message, time })
     }
 
-    /// Asks for the head, and for everything up to it.
-    async fn round(&mut self) -> Result<(), Trouble> {
+    /// Asks for the head, and for everything up to it. Says whether that was more than was shown.
+    async fn round(&mut self) -> Result<bool, Trouble> {
+        // What was let go of is let go of here, too.
+        let minimum = self.shared.tree.lock().minimum();
+        self.tree.prune(minimum);
+        self.marks.at.retain(|mark| mark.version > minimum);
         let bytes = self.source.checkpoint(Deadline::after(ASKING)).await?;
         let is_false = |error: &dyn fmt::Display| Trouble::False(format!("its checkpoint: {error}"));
         let note = Note::parse(&bytes).map_err(|error| is_false(&error))?;
         let said = self.shared.trust.open(&note).map_err(|error| is_false(&error))?;
         self.shared.metrics.gauge(SOURCE_VERSION).set(said.size as f64);
-        self.is_continued(&said, &note).await?;
+        self.is_continued(&said, &note)?;
         if said.size > self.tree.size() {
             self.catch_up(&said, &note).await?;
         }
-        if self.shared.view.load().state.head().version < said.size {
+        let has_moved = self.shared.view.load().state.head().version < said.size;
+        if has_moved {
             self.show(note);
         }
         // Evidence of a fork is not undone by showing the right face again.
@@ -309,11 +322,11 @@ impl Follower {
         if !self.shared.evidence.load().iter().any(is_forked) {
             self.gate.open();
         }
-        Ok(())
+        Ok(has_moved)
     }
 
     /// That a head is no older than ours, and where it ends at ours or before it, is the same there.
-    async fn is_continued(&self, said: &Checkpoint, note: &Note) -> Result<(), Trouble> {
+    fn is_continued(&self, said: &Checkpoint, note: &Note) -> Result<(), Trouble> {
         let size = self.tree.size();
         if said.size > size {
             return Ok(());

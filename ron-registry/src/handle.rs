@@ -1,71 +1,31 @@
-//! What a host sees: a builder and a handle.
+//! What a host holds of a running registry.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    num::NonZeroUsize,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{
-    Affects, ContentId, Deadline, Event, Feed, Lane, LaneSpec, Metrics, PriorityInbox, Ratio, Ready,
-    ReadyGate, ReadyStatus, Restart, Stopped, Subscriber, Supervisor, TaskSpec,
-};
+use ron_core::{ContentId, Deadline, Ready, ReadyStatus, Stopped, Supervisor};
 
 use crate::{
-    RegistryError, Settings,
-    actor::{Command, Committer},
-    follow::{Evidence, FOLLOWER, Follower, OnEvidence, Source},
+    Builder, RegistryError, Settings, Updates,
+    actor::Command,
+    builder::{Deciding, Role},
+    follow::{Evidence, Source},
     logic::{
         chain::Head,
-        checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, is_origin},
-        entry::Entry,
+        checkpoint::{CheckpointError, LogTrust, ProofFile},
+        entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
         names::{Latest, NameProof, NameProofError},
-        note::{KeyKind, Note, NoteSigner, NoteVerifier},
+        note::{Note, NoteVerifier},
         policy::Policy,
         proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
         state::Refused,
         tiles::{Level, Prover, TILE_WIDTH, Tile, TileSource, write_bundle},
     },
     metrics::{APPROVAL_REJECTS, RELOAD_FAILS, RELOADS},
-    shared::{COMMITTED, Clock, Parts, RegistryUpdated, Shared, SharedTiles, load},
-    store::LogStore,
-    upkeep::{self, Publisher},
+    shared::{Shared, SharedTiles},
+    upkeep,
 };
-
-pub(crate) const PROPOSALS: LaneSpec = LaneSpec::new("ron-registry", "proposals", 512)
-    .flow("callers → committer")
-    .why("half a block: what gathers while one block is synced, without anybody waiting for a second");
-
-pub(crate) const APPROVALS: LaneSpec = LaneSpec::new("ron-registry", "approvals", 512)
-    .flow("callers → committer")
-    .why("as many as proposals, in a lane of their own: what is nearly decided goes first");
-
-pub(crate) const COMMITTER: TaskSpec = TaskSpec::new("ron-registry", "committer")
-    .restart(Restart::Never)
-    .what("decides what comes next, and is the only one to move the head");
-
-/// Approvals in a row before a proposal has its turn.
-const APPROVALS_BURST: NonZeroUsize = NonZeroUsize::new(8).expect("more than none");
-
-/// From when on full lanes make the registry unready: for writes, then for everything.
-const WRITES_AT: Ratio = Ratio::percent(80);
-const READS_AT: Ratio = Ratio::percent(100);
-
-/// How long one step of reading the log at the start may take.
-const LOADING: Duration = Duration::from_secs(600);
-
-/// Approvals that a proposal may bring along: as many as there can be signers.
-const APPROVALS_MAX: usize = crate::logic::policy::SIGNERS_MAX;
-
-/// Entries that updates read ahead.
-const READ_AHEAD: usize = 256;
-
-/// How long updates wait for the store.
-const READING: Duration = Duration::from_secs(30);
 
 /// That something is in the log, durably and covered by a signed head.
 #[derive(Debug, Clone)]
@@ -169,169 +129,10 @@ pub struct Status {
     pub epoch: u64,
     /// Names there ever were.
     pub names: usize,
+    /// Up to where the verifier has come in this pass.
+    pub verified: u64,
     /// Whether reads and writes can be expected to succeed.
     pub ready: ReadyStatus,
-}
-
-/// Who a registry is to its log.
-enum Role {
-    /// The one who commits and signs.
-    Owner { origin: String, seed: [u8; 32] },
-    /// One of many who follow.
-    Follower { trust: LogTrust, source: Arc<dyn Source> },
-}
-
-/// Prepares a registry.
-pub struct Builder {
-    role: Role,
-    settings: Settings,
-    metrics: Option<Metrics>,
-    clock: Option<Clock>,
-    seen: Option<Checkpoint>,
-    publisher: Option<Arc<dyn Publisher>>,
-    on_evidence: Option<OnEvidence>,
-}
-
-impl Builder {
-    fn new(role: Role) -> Self {
-        Builder {
-            role,
-            settings: Settings::default(),
-            metrics: None,
-            clock: None,
-            seen: None,
-            publisher: None,
-            on_evidence: None,
-        }
-    }
-
-    /// Sets all knobs at once.
-    #[must_use]
-    pub fn settings(mut self, settings: Settings) -> Self {
-        self.settings = settings;
-        self
-    }
-
-    /// Counts into this set instead of the supervisor's.
-    #[must_use]
-    pub fn metrics(mut self, metrics: Metrics) -> Self {
-        self.metrics = Some(metrics);
-        self
-    }
-
-    /// Takes the time from here, in milliseconds of the Unix epoch, instead of from the system: for simulations.
-    #[must_use]
-    pub fn clock(mut self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        self.clock = Some(Clock(Arc::new(clock)));
-        self
-    }
-
-    /// Refuses to start on a log that is not a continuation of the one that had this checkpoint: one that was rolled back
-    /// or replaced. Keep the last one somewhere else than the log.
-    #[must_use]
-    pub fn seen(mut self, checkpoint: Checkpoint) -> Self {
-        self.seen = Some(checkpoint);
-        self
-    }
-
-    /// Hands every update from the start on to `publisher`.
-    #[must_use]
-    pub fn publisher(mut self, publisher: impl Publisher) -> Self {
-        self.publisher = Some(Arc::new(publisher));
-        self
-    }
-
-    /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
-    #[must_use]
-    pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
-        self.on_evidence = Some(Arc::new(tell));
-        self
-    }
-
-    /// Reads the log in `store`, and starts. What is in the store must be what its last checkpoint says.
-    ///
-    /// # Errors
-    /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that is
-    /// none, and those of the store.
-    pub async fn start(
-        self,
-        store: Arc<dyn LogStore>,
-        supervisor: &Supervisor,
-    ) -> Result<Registry, RegistryError> {
-        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence } = self;
-        settings.check()?;
-        let [_, _, committed] = settings.lanes()?;
-        let (signer, trust, source) = match role {
-            Role::Follower { trust, source } => (None, trust, Some(source)),
-            Role::Owner { origin, seed } => {
-                if !is_origin(&origin) {
-                    return Err(FormError::BadOrigin.into());
-                }
-                let signer = NoteSigner::from_seed(&origin, KeyKind::Ed25519, &seed)
-                    .map_err(|_| FormError::BadOrigin)?;
-                let trust = LogTrust::new(signer.verifier().clone());
-                (Some(signer), trust, None)
-            }
-        };
-        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
-        let group = supervisor.child("registry", settings.drain, metrics);
-        let (loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
-        let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
-        committed.close_on(&group.stop());
-        let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
-        let parts = Parts { loaded, store, signer, trust, committed, settings, clock };
-        let shared = Arc::new(Shared::new(parts, group.metrics()));
-
-        let ready = supervisor.ready();
-        let deciding = match source {
-            None => Some(decide(&shared, &group, ready)?),
-            Some(source) => {
-                let gate = ready.gate("registry.following", Affects::Reads);
-                gate.close("the log has not been asked for yet");
-                let follower = Follower::new(Arc::clone(&shared), source, gate, on_evidence, kept);
-                let _ = group.spawn(FOLLOWER, |stop| Box::pin(follower.run(stop)));
-                None
-            }
-        };
-        upkeep::start(&shared, &group, ready, publisher);
-        let ready = ready.clone();
-        Ok(Registry { shared, deciding, group, ready: Arc::new(move || ready.status()) })
-    }
-}
-
-/// Opens the lanes, and starts the committer.
-fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Deciding, RegistryError> {
-    let [proposals, approvals, _] = shared.settings.load().lanes()?;
-    let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
-    let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
-    proposals.close_on(&group.stop());
-    approvals.close_on(&group.stop());
-    let full = Arc::new([
-        ready.watch_lane(&proposals, WRITES_AT, READS_AT),
-        ready.watch_lane(&approvals, WRITES_AT, READS_AT),
-    ]);
-    let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
-    let committer = Committer::new(Arc::clone(shared), inbox, ready.gate("registry.commit", Affects::Writes));
-    // Boxed, or every layer around a task would have room for it.
-    let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
-    Ok(Deciding { proposals, approvals, _full: full })
-}
-
-/// The way to the committer.
-#[derive(Clone)]
-struct Deciding {
-    proposals: Lane<Command>,
-    approvals: Lane<Command>,
-    _full: Arc<[[ReadyGate; 2]; 2]>,
-}
-
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("is_follower", &matches!(self.role, Role::Follower { .. }))
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
 }
 
 /// A log, running. Cloning shares it; when the last clone is dropped it stops.
@@ -351,6 +152,15 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        deciding: Option<Deciding>,
+        group: Supervisor,
+        ready: Ready,
+    ) -> Self {
+        Registry { shared, deciding, group, ready: Arc::new(move || ready.status()) }
+    }
+
     /// Prepares the log `origin`, whose checkpoints are signed with the key of this seed: 32 secret bytes that are used
     /// for nothing else.
     #[must_use]
@@ -383,7 +193,7 @@ impl Registry {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn metrics(&self) -> &Metrics {
+    pub(crate) fn metrics(&self) -> &ron_core::Metrics {
         &self.shared.metrics
     }
 
@@ -558,6 +368,7 @@ impl Registry {
             first: self.first(),
             epoch: view.state.epoch(),
             names: view.state.names().len().saturating_sub(1),
+            verified: *self.shared.verified.load(),
             ready: (self.ready)(),
         }
     }
@@ -755,81 +566,6 @@ impl ReloadSource {
             ReloadSource::Signal => "signal",
         }
     }
-}
-
-/// Updates of a log, in order and without holes.
-pub struct Updates {
-    shared: Arc<Shared>,
-    next: u64,
-    live: Subscriber<RegistryUpdated>,
-    ahead: VecDeque<RegistryUpdated>,
-}
-
-impl Updates {
-    pub(crate) fn new(shared: &Arc<Shared>, from: u64) -> Self {
-        let live = shared.committed.subscribe();
-        Updates { shared: Arc::clone(shared), next: from.max(1), live, ahead: VecDeque::new() }
-    }
-
-    /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
-    ///
-    /// An error is not the end: [`RegistryError::Lagging`] if the next one was pruned, which
-    /// [`skip_to`](Self::skip_to) gets over, and those of the store, after which it may be asked again.
-    pub async fn next(&mut self) -> Option<Result<RegistryUpdated, RegistryError>> {
-        loop {
-            if let Some(update) = self.ahead.pop_front() {
-                self.next = update.version + 1;
-                return Some(Ok(update));
-            }
-            if self.shared.view.load().state.head().version >= self.next {
-                // What the feed has of these comes from the log as well, so it is passed over below.
-                if let Err(error) = self.read().await {
-                    return Some(Err(error));
-                }
-                continue;
-            }
-            match self.live.recv().await? {
-                Event::Item(update) if update.version == self.next => {
-                    self.next += 1;
-                    return Some(Ok(update));
-                }
-                // Older ones were read already; after a loss, or a leap, the log has what is missing.
-                Event::Item(_) | Event::Missed(_) => {}
-            }
-        }
-    }
-
-    /// Goes on from this version.
-    pub fn skip_to(&mut self, version: u64) {
-        self.ahead.clear();
-        self.next = version.max(1);
-    }
-
-    async fn read(&mut self) -> Result<(), RegistryError> {
-        let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
-        let head = self.shared.view.load().state.head().version;
-        for bytes in entries {
-            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::Untrusted {
-                message: format!("version {}: {error}", self.next),
-            })?;
-            if entry.version() <= head {
-                self.ahead.push_back(RegistryUpdated::of(&entry));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Updates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Updates").field("next", &self.next).finish_non_exhaustive()
-    }
-}
-
-/// Milliseconds of the Unix epoch by the system's clock.
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What content is called, for those who only have bytes.

@@ -10,7 +10,7 @@ use ron_core::{ContentId, Deadline, Lock, LockSpec, Metrics, Restart, Snapshot, 
 use tokio::time::sleep;
 
 use crate::{
-    Action, RegistryError, handle::Updates, logic::entry::Entry, metrics::INDEXED_VERSION, shared::Shared,
+    Action, RegistryError, logic::entry::Entry, metrics::INDEXED_VERSION, shared::Shared, updates::Updates,
 };
 
 pub(crate) const CONTENTS: LockSpec = LockSpec::new("ron-registry", "contents", 440)

@@ -56,6 +56,9 @@
 //! | read and follow | [`Registry::entries`], [`Registry::updates`], [`Registry::tile`], [`Registry::prove_consistency`] |
 //! | let go of old entries | [`Retention`], [`Registry::prune`] |
 //! | notice a log that was rolled back | [`Builder::seen`] |
+//! | follow a log that somebody else commits to | [`Registry::follower`], [`net::Links`]; [`Registry::evidence`] |
+//! | find what bound some content | [`Registry::versions_of`] |
+//! | serve it over HTTP, and ask such a server | `http` and `client`, features of these names |
 //! | keep it elsewhere | [`store::LogStore`], and `store::conformance` (feature `conformance`) |
 //!
 //! # What it promises
@@ -71,10 +74,11 @@
 //!
 //! It holds no signer's key and decides nothing by itself. It keeps no content larger than 48 KiB: name it by its hash. It
 //! stops no log from showing two faces to two readers; only witnesses do, and cosignatures are read and written here
-//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. There is no HTTP and no following over the network
-//! yet, and opening reads the whole log.
+//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. Opening reads the whole log, and a new follower cannot
+//! begin with a log that was pruned.
 
 mod actor;
+mod builder;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -93,13 +97,14 @@ pub mod net;
 mod settings;
 mod shared;
 pub mod store;
+mod updates;
 mod upkeep;
 
+pub use builder::Builder;
 pub use error::RegistryError;
 pub use follow::{Evidence, EvidenceKind, Source, SourceError};
 pub use handle::{
-    Builder, NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
-    Updates,
+    NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
 };
 pub use logic::{
     chain::{ChainHash, Head},
@@ -116,15 +121,16 @@ pub use logic::{
 };
 pub use settings::{Retention, Settings};
 pub use shared::RegistryUpdated;
+pub use updates::Updates;
 pub use upkeep::Publisher;
 
 /// What a registry may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     ron_core::Inventory::of(
-        &[handle::PROPOSALS, handle::APPROVALS, shared::COMMITTED, upkeep::RETENTION, net::LINKS],
+        &[builder::PROPOSALS, builder::APPROVALS, shared::COMMITTED, upkeep::RETENTION, net::LINKS],
         &[
-            handle::COMMITTER,
+            builder::COMMITTER,
             follow::FOLLOWER,
             upkeep::CHECKPOINTOR,
             upkeep::PRUNER,

@@ -23,7 +23,8 @@ use crate::{
     logic::{
         merkle::{PROOF_HASHES_MAX, TreeHash},
         note::{NOTE_BYTES_MAX, Note},
-        policy::{LABEL_BYTES_MAX, SIGNERS_MAX},
+        entry::APPROVALS_MAX,
+        policy::LABEL_BYTES_MAX,
         proposal::{FormError, ProposalId},
         tiles::ENTRY_BYTES_MAX,
     },
@@ -312,7 +313,7 @@ fn read_outcome(body: &Bytes, proposal: ProposalId) -> Result<Outcome, CborFault
     let (mut missing, mut version, mut note) = (None, None, None);
     read_only_map(body, |key, cbor| {
         match key {
-            0 => missing = Some(read_list(cbor, ("missing", SIGNERS_MAX), read_label)?),
+            0 => missing = Some(read_list(cbor, ("missing", APPROVALS_MAX), read_label)?),
             1 => version = Some(cbor.u64()?),
             2 => note = Some(cbor.str()?.to_owned()),
             _ => return Ok(false),

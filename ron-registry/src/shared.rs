@@ -110,6 +110,8 @@ pub(crate) struct Shared {
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) contents: Contents,
+    /// How far the verifier has come in this pass.
+    pub(crate) verified: Snapshot<u64>,
     /// What a follower has caught its log at.
     pub(crate) evidence: Snapshot<Vec<Evidence>>,
     pub(crate) settings: Snapshot<Settings>,
@@ -143,11 +145,12 @@ pub(crate) struct Parts {
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
+    pub(crate) verified: u64,
 }
 
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { loaded, store, signer, trust, committed, settings, clock } = parts;
+        let Parts { loaded, store, signer, trust, committed, settings, clock, verified } = parts;
         let Loaded { view, tree, marks } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
@@ -160,6 +163,7 @@ impl Shared {
             trust,
             committed,
             contents: Contents::new(metrics),
+            verified: Snapshot::new(verified),
             evidence: Snapshot::new(Vec::new()),
             settings: Snapshot::new(settings),
             metrics: metrics.clone(),

@@ -195,32 +195,44 @@ pub fn check_block(block: &Block) -> Result<(), StoreError> {
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// [`LogStore::append_if`] that knows the outcome: what is not known is read back, and tried again if it is not there. An
-/// attempt that arrives late cannot do harm, because another at the same place conflicts with it.
+/// attempt that arrives late cannot do harm, because another at the same place conflicts with it. Once an outcome is not
+/// known, only reading back or a later attempt that took place settles it: whatever else a later attempt says is about that
+/// attempt.
 ///
 /// # Errors
-/// Those of the store. [`StoreError::Unknown`] and [`StoreError::Timeout`] only when the deadline came first.
+/// Those of the store. One that [`is_unknown`](StoreError::is_unknown) only when the deadline came first, or the store
+/// failed for good before it could be read back.
 pub async fn append(
     store: &dyn LogStore,
     after: u64,
     block: &Block,
     deadline: Deadline,
 ) -> Result<Appended, StoreError> {
-    let mut is_in_doubt = false;
+    // What the first attempt of which nobody knows what became of it said.
+    let mut doubt: Option<StoreError> = None;
     loop {
-        let outcome = store.append_if(after, block.clone(), deadline).await;
-        match &outcome {
-            Ok(Appended::Conflict { .. }) if is_in_doubt => {}
-            Err(error) if error.is_unknown() => is_in_doubt = true,
-            _ => return outcome,
+        let mut is_worth_another = true;
+        match (store.append_if(after, block.clone(), deadline).await, &doubt) {
+            (Ok(Appended::Yes), _) => return Ok(Appended::Yes),
+            (Ok(conflict), None) => return Ok(conflict),
+            // It may be the earlier attempt that it conflicts with.
+            (Ok(_), Some(_)) => {}
+            (Err(error), None) if error.is_unknown() => doubt = Some(error),
+            (Err(error), None) => return Err(error),
+            // That nothing came of this attempt says nothing about the one before.
+            (Err(error), Some(_)) => {
+                is_worth_another = error.is_unknown() || matches!(error, StoreError::Busy { .. });
+            }
         }
         if let Some(settled) = look(store, after, block, deadline).await {
             return Ok(settled);
         }
-        if deadline.limit("store", tokio::time::sleep(SETTLE_PAUSE)).await.is_err() || deadline.has_passed() {
-            return match outcome {
-                Ok(_) => Err(StoreError::Timeout { op: "append" }),
-                unknown => unknown,
-            };
+        if is_worth_another {
+            let paused = deadline.limit("store", tokio::time::sleep(SETTLE_PAUSE)).await;
+            is_worth_another = paused.is_ok() && !deadline.has_passed();
+        }
+        if let (false, Some(unknown)) = (is_worth_another, &doubt) {
+            return Err(unknown.clone());
         }
     }
 }

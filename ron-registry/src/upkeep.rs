@@ -20,7 +20,6 @@ use tokio::time::sleep;
 
 use crate::{
     RegistryError, Settings,
-    handle::Updates,
     index::{self, INDEXER},
     logic::{
         entry::Entry,
@@ -32,6 +31,7 @@ use crate::{
     metrics::{PRUNED_BYTES, RETENTION_SKIPPED, STORAGE_BACKOFF, VERIFIED_VERSION},
     shared::{Marks, RegistryUpdated, Shared, beginning},
     store::{BoxFuture, StoredSnapshot},
+    updates::Updates,
 };
 
 pub(crate) const RETENTION: LaneSpec = LaneSpec::new("ron-registry", "retention", 8)
@@ -140,7 +140,7 @@ pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<u64>) {
 /// Keeps a snapshot of `upto`, and lets go of what is before it. Says how many bytes that freed.
 pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, RegistryError> {
     let deadline = || Deadline::after(STEP);
-    let mut replay = Replay::begin(shared, Signatures::Checked).await?;
+    let mut replay = Replay::begin(shared, u64::MAX).await?;
     if replay.state.head().version >= upto {
         return Ok(0);
     }
@@ -165,14 +165,15 @@ struct Replay {
     state: State,
     tree: Tree,
     last: Option<Entry>,
-    signatures: Signatures,
+    /// Entries up to this one were checked before.
+    checked: u64,
 }
 
 impl Replay {
-    async fn begin(shared: &Shared, signatures: Signatures) -> Result<Self, RegistryError> {
+    async fn begin(shared: &Shared, checked: u64) -> Result<Self, RegistryError> {
         let origin = shared.trust.origin();
         let (state, tree, last) = beginning(&*shared.store, origin, Deadline::after(STEP)).await?;
-        Ok(Replay { state, tree, last, signatures })
+        Ok(Replay { state, tree, last, checked })
     }
 
     /// Goes on through at most `max` entries, and says whether there were any.
@@ -181,8 +182,9 @@ impl Replay {
         let entries = shared.store.read(from, max, Deadline::after(STEP)).await?;
         for bytes in &entries {
             let version = self.state.head().version + 1;
-            let entry = self.state.apply(bytes, self.signatures).map_err(|error| {
-                RegistryError::Untrusted { message: format!("version {version}: {error}") }
+            let signatures = if version <= self.checked { Signatures::Checked } else { Signatures::Check };
+            let entry = self.state.apply(bytes, signatures).map_err(|error| RegistryError::Untrusted {
+                message: format!("version {version}: {error}"),
             })?;
             self.tree.push(TreeHash::of_leaf(bytes));
             self.last = Some(entry);
@@ -196,15 +198,21 @@ impl Replay {
 pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop) {
     let verified = shared.metrics.gauge(VERIFIED_VERSION);
     let mut replay: Option<Replay> = None;
+    // The first pass goes on where the one before the start was; later ones begin at the beginning.
+    let mut resume = *shared.verified.load();
     loop {
         tokio::select! {
             biased;
             () = stop.requested() => return,
             () = sleep(shared.settings.load().verify_interval) => {}
         }
-        match verify_slice(&shared, &mut replay).await {
+        match verify_slice(&shared, &mut replay, resume).await {
             Ok(version) => {
                 verified.set(version as f64);
+                shared.verified.replace(version);
+                if replay.is_none() {
+                    resume = 0;
+                }
                 // Once the whole of it was good: what is damaged stays said while it is looked at again.
                 if replay.is_none() {
                     gate.open();
@@ -213,7 +221,7 @@ pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop
             Err(RegistryError::Untrusted { message }) => {
                 tracing::error!(message, "the log is damaged");
                 gate.close(message);
-                replay = None;
+                (replay, resume) = (None, 0);
             }
             // Pruned under it, or the store is away: from where the log begins now.
             Err(error) => {
@@ -226,17 +234,32 @@ pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop
 }
 
 /// Verifies the next slice, and at the end of the log that it is the one that is shown; then it begins anew.
-async fn verify_slice(shared: &Shared, replay: &mut Option<Replay>) -> Result<u64, RegistryError> {
-    let mut going = match replay.take() {
-        Some(going) => going,
-        None => Replay::begin(shared, Signatures::Check).await?,
-    };
+async fn verify_slice(
+    shared: &Shared,
+    replay: &mut Option<Replay>,
+    resume: u64,
+) -> Result<u64, RegistryError> {
     let view = shared.view.load();
     let head = view.state.head();
     // A log that has not begun has nothing to be verified, and followed elsewhere no signature.
     if head.version == 0 {
         return Ok(0);
     }
+    let mut going = match replay.take() {
+        Some(going) => going,
+        None => {
+            let mut going = Replay::begin(shared, resume).await?;
+            // Hashes are cheap beside signatures, so what was checked before is passed in one go.
+            while going.state.head().version < resume.min(head.version) {
+                let left = resume.min(head.version) - going.state.head().version;
+                if !going.step(shared, REPLAY.min(left as usize)).await? {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            going
+        }
+    };
     let left = head.version.saturating_sub(going.state.head().version);
     let max = shared.settings.load().verify_slice.min(usize::try_from(left).unwrap_or(usize::MAX));
     if max > 0 && !going.step(shared, max).await? {

@@ -127,3 +127,27 @@ fn who_follows_needs_a_key() {
     let said = String::from_utf8(run.stderr).unwrap();
     assert!(!run.status.success() && said.contains("registry.log_key"), "{said}");
 }
+
+/// SIGHUP takes over what may change while the node runs, and says what may not.
+#[test]
+fn settings_of_the_log_are_taken_over_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refd.toml");
+    std::fs::write(&file, "[registry]\nverify_slice = 10\n").unwrap();
+    let mut daemon = Daemon::start_with(dir.path(), &["--config", file.to_str().unwrap()], &[]);
+    let hang_up = |daemon: &Daemon| {
+        let sent = Command::new("kill").args(["-HUP", &daemon.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    };
+    std::fs::write(&file, "[registry]\nverify_slice = 20\n").unwrap();
+    hang_up(&daemon);
+    let taken = "ron_registry_reload_success_total{source=\"signal\"} 1";
+    daemon.eventually("/metrics", |answer| answer.contains(taken));
+    std::fs::write(&file, "[registry]\nproposals_lane = 20\n").unwrap();
+    hang_up(&daemon);
+    daemon.eventually("/metrics", |answer| {
+        answer.contains("ron_registry_reload_fail_total{reason=\"config\"} 1")
+    });
+    assert!(daemon.child.try_wait().unwrap().is_none(), "it runs on");
+    daemon.terminate();
+}

@@ -26,17 +26,16 @@ struct Daemon {
 
 impl Daemon {
     fn start(data: &Path, seeds: &[&str]) -> Daemon {
-        Daemon::start_with(data, seeds, &[])
+        let flags: Vec<&str> = seeds.iter().flat_map(|seed| ["--seed", seed]).collect();
+        Daemon::start_with(data, &flags, &[])
     }
 
-    /// With these variables.
-    fn start_with(data: &Path, seeds: &[&str], variables: &[(&str, &str)]) -> Daemon {
+    /// With these flags and variables.
+    fn start_with(data: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Daemon {
         let mut command = Command::new(REFD);
         command.envs(variables.iter().copied());
         command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
-        for seed in seeds {
-            command.args(["--seed", seed]);
-        }
+        command.args(flags);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = || {

@@ -9,8 +9,8 @@ fn daemons_on_a_topic_find_each_other_through_the_dht() {
     let dirs: [_; 3] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
     let third = Daemon::start(dirs[0].path(), &[]);
     let news = [("REFD_OVERLAY__TOPICS", "[\"news\"]")];
-    let one = Daemon::start_with(dirs[1].path(), &[&third.seed], &news);
-    let two = Daemon::start_with(dirs[2].path(), &[&third.seed], &news);
+    let one = Daemon::start_with(dirs[1].path(), &["--seed", &third.seed], &news);
+    let two = Daemon::start_with(dirs[2].path(), &["--seed", &third.seed], &news);
     for (daemon, other) in [(&one, &two), (&two, &one)] {
         let id = other.seed.split_once('@').unwrap().0;
         let neighbour = format!("\"neighbours\":[\"{id}\"]");

@@ -56,16 +56,19 @@ pub struct Upgraded {
     pub stop: Stop,
 }
 
+/// The new owner of a connection, and the places of the request that made it so.
+type Successor = (Upgrade, Option<Held>);
+
 /// Where a request leaves the new owner of its connection.
 #[derive(Clone, Default)]
-pub(super) struct Handover(Arc<Mutex<Option<(Upgrade, Option<Held>)>>>);
+pub(super) struct Handover(Arc<Mutex<Option<Successor>>>);
 
 impl Handover {
     pub(super) fn leave(&self, upgrade: Upgrade, held: Option<Held>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, held));
     }
 
-    pub(super) fn take(&self) -> Option<(Upgrade, Option<Held>)> {
+    pub(super) fn take(&self) -> Option<Successor> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

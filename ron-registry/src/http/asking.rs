@@ -94,7 +94,7 @@ pub(super) async fn submission(request: Request) -> Result<(Proposal, Vec<Approv
         return Ok((proposal(&collect(request).await?)?, Vec::new()));
     }
     let body: SubmitBody = json(request).await?;
-    let limit = crate::logic::policy::SIGNERS_MAX;
+    let limit = crate::logic::entry::APPROVALS_MAX;
     // Before any of them is decoded.
     if body.approvals.len() > limit {
         return Err(form("approvals", &FormError::TooLarge { what: "approvals", limit }));

@@ -12,9 +12,15 @@ use super::{
     chain::ChainHash,
     names::MapHash,
     policy::SIGNERS_MAX,
-    proposal::{FormError, PROPOSAL_BYTES_MAX, Proposal, RecordedApproval},
+    proposal::{Action, FormError, PROPOSAL_BYTES_MAX, Proposal, RecordedApproval},
     tiles::ENTRY_BYTES_MAX,
 };
+
+/// Approvals in the largest entry: a rotation takes those of two policies, everything else those of one.
+pub const APPROVALS_MAX: usize = 2 * SIGNERS_MAX;
+
+/// The last version there can be: half of what fits, so that nothing overflows that counts on from one.
+pub const VERSION_MAX: u64 = 1 << 63;
 
 /// The only format there is so far.
 const FORMAT_1: u64 = 1;
@@ -44,7 +50,7 @@ impl Entry {
     ///
     /// # Errors
     /// [`FormError::TooLarge`], [`FormError::Malformed`] if a key has approved twice, [`FormError::OutOfRange`] for
-    /// version 0.
+    /// version 0 and those above [`VERSION_MAX`].
     pub(crate) fn new(
         version: u64,
         previous: ChainHash,
@@ -53,12 +59,16 @@ impl Entry {
         mut approvals: Vec<RecordedApproval>,
         names: MapHash,
     ) -> Result<Self, FormError> {
-        if version == 0 {
+        if !(1..=VERSION_MAX).contains(&version) {
             return Err(FormError::OutOfRange { what: "version" });
         }
         approvals.sort_unstable_by_key(|approval| approval.key);
-        if approvals.len() > SIGNERS_MAX {
-            return Err(FormError::TooLarge { what: "approvals", limit: SIGNERS_MAX });
+        let limit = match proposal.action() {
+            Action::Rotate { .. } => APPROVALS_MAX,
+            _ => SIGNERS_MAX,
+        };
+        if approvals.len() > limit {
+            return Err(FormError::TooLarge { what: "approvals", limit });
         }
         if approvals.windows(2).any(|pair| pair[0].key == pair[1].key) {
             return Err(FormError::Malformed);
@@ -108,7 +118,7 @@ impl Entry {
                     proposal = Some(Proposal::decode(&bytes)?);
                 }
                 APPROVALS => {
-                    approvals = Some(read_list(cbor, ("approvals", SIGNERS_MAX), RecordedApproval::read)?);
+                    approvals = Some(read_list(cbor, ("approvals", APPROVALS_MAX), RecordedApproval::read)?);
                 }
                 NAMES => names = Some(MapHash::from_bytes(read_array(cbor, "names")?)),
                 _ => return Ok::<_, FormError>(false),
@@ -179,7 +189,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::logic::fixture::{bind, identity};
+    use crate::logic::{
+        fixture::{bind, identity},
+        policy::POLICY_BYTES_MAX,
+    };
 
     fn entry() -> Entry {
         let proposal = bind(1, "a/b", 0, "hello");
@@ -202,6 +215,8 @@ mod tests {
         check([&[0xa8], &bytes[1..], &[0x18, 0x63, 0x00]].concat(), FormError::Malformed);
         check([&[0xb8, 7], &bytes[1..]].concat(), FormError::Malformed);
         check([&[0xa7, 0, 1, 1, 0], &bytes[5..]].concat(), FormError::OutOfRange { what: "version" });
+        let beyond = [&[0xa7, 0, 1, 1, 0x1b], &(VERSION_MAX + 1).to_be_bytes()[..], &bytes[5..]].concat();
+        check(beyond, FormError::OutOfRange { what: "version" });
         check([&[0xa7, 0, 2], &bytes[3..]].concat(), FormError::UnknownFormat { format: 2 });
         check(vec![0xa0], FormError::Missing { field: 0 });
         check(
@@ -247,7 +262,7 @@ mod tests {
         let key = |at: u8| ron_core::net::PublicKey::from_bytes([at; 32]);
         let approvals = (0..64).map(|at| RecordedApproval { key: key(at), ..approval }).collect();
         let entry = Entry::new(
-            u64::MAX,
+            VERSION_MAX,
             ChainHash::from_bytes([7; 32]),
             u64::MAX,
             proposal,
@@ -257,6 +272,8 @@ mod tests {
         assert!(entry.unwrap().encoded().len() <= ENTRY_BYTES_MAX);
         // Whatever else a proposal holds, its limit leaves room for as much beside it.
         const { assert!(PROPOSAL_BYTES_MAX + SIGNERS_MAX * 112 + 128 <= ENTRY_BYTES_MAX) };
+        // A rotation has more approvals, and instead of a payload a policy.
+        const { assert!(POLICY_BYTES_MAX + 1024 + APPROVALS_MAX * 112 + 128 <= ENTRY_BYTES_MAX) };
     }
 
     proptest! {

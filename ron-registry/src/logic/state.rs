@@ -530,6 +530,26 @@ mod tests {
         assert!(commit(&mut moved, bind(1, "a", 0, "x"), &[0]).is_ok());
     }
 
+    /// Every key of two policies that have none in common, all of them needed.
+    #[test]
+    fn a_rotation_of_every_signer_to_every_other_fits() {
+        let of = |seeds: std::ops::Range<u8>| Policy::of(64, seeds.map(signer).collect()).unwrap();
+        let mut state = State::new(ORIGIN);
+        state.commit(propose(0, Action::Found { policy: Arc::new(of(0..64)) }), vec![], START).unwrap();
+        let proposal = rotate(1, of(64..128));
+        let approve = |seed| proposal.approve(&identity(seed), LATER).verify().unwrap().recorded();
+        let mut approvals: Vec<_> = (0..127).map(approve).collect();
+        let before = state.clone();
+        let refused = state.commit(proposal.clone(), approvals.clone(), START);
+        assert_eq!(refused, Err(Refused::QuorumNotMet { missing: vec!["s127".to_owned()] }));
+        approvals.push(approve(127));
+        let entry = state.commit(proposal, approvals, START).unwrap();
+        assert_eq!(entry.approvals().len(), 128);
+        let mut follower = before;
+        assert_eq!(follower.apply(entry.encoded(), Signatures::Check), Ok(entry));
+        assert_eq!(follower.head(), state.head());
+    }
+
     #[test]
     fn a_rotation_takes_the_old_and_the_new() {
         let (mut state, _) = founded(2, 3);

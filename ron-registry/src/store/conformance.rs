@@ -4,9 +4,10 @@
 
 use std::{
     collections::HashSet,
+    future::ready,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +49,10 @@ where
     appends_and_reads(&*open().await).await;
     refuses_bad_blocks(&*open().await).await;
     prunes_what_a_snapshot_covers(&*open().await).await;
+    for versions in [[155, 305], [305, 155]] {
+        prunes_twice_at_once(&*open().await, versions).await;
+    }
+    stays_in_doubt(&open).await;
     races(host, open().await, None).await;
     // Every third append says that it does not know: half of those took place.
     races(host, open().await, Some(3)).await;
@@ -125,6 +130,98 @@ async fn prunes_what_a_snapshot_covers(store: &dyn LogStore) {
         assert_eq!(gone, Err(StoreError::Pruned { first: tail.first }));
     }
     assert_eq!(store.append_if(400, block(["more".into()]), soon()).await, Ok(Appended::Yes));
+}
+
+/// Two who prune at once: one of them may be told to wait, the newer snapshot is never replaced by the older, and what
+/// the one that is kept does not cover stays.
+async fn prunes_twice_at_once(store: &dyn LogStore, versions: [u64; 2]) {
+    for at in 0..40u64 {
+        let entries = (1..=10).map(|more| format!("{} {}", at * 10 + more, "x".repeat(1000)));
+        assert_eq!(store.append_if(at * 10, block(entries), soon()).await, Ok(Appended::Yes));
+    }
+    let [one, two] =
+        versions.map(|version| StoredSnapshot { version, parts: ["a", "b", "c"].map(Bytes::from).to_vec() });
+    let (one, two) = tokio::join!(store.prune(one, soon()), store.prune(two, soon()));
+    for pruned in [&one, &two] {
+        assert!(matches!(pruned, Ok(_) | Err(StoreError::Busy { .. })), "{pruned:?}");
+    }
+    assert!(one.is_ok() || two.is_ok(), "one of them is let");
+    let kept = store.snapshot(soon()).await.expect("it can be read").expect("one was kept").version;
+    let newest = versions.iter().zip([&one, &two]).filter(|(_, pruned)| pruned.is_ok());
+    assert_eq!(Some(&kept), newest.map(|(version, _)| version).max(), "the newer one of those that were kept");
+    let tail = store.tail(soon()).await.expect("it can be read");
+    assert!(tail.first <= kept + 1 && tail.version == 400, "{tail:?} with a snapshot of {kept}");
+    for version in kept + 1..=400 {
+        let read = store.read(version, 1, soon()).await.expect("it is not covered");
+        assert!(read[0].starts_with(format!("{version} ").as_bytes()), "version {version}");
+    }
+}
+
+/// An append in doubt stays so until it is read back: what a later attempt says is about that attempt only.
+async fn stays_in_doubt<F, S>(open: &F)
+where
+    F: Fn() -> S,
+    S: Future<Output = Arc<dyn LogStore>>,
+{
+    let definite = [
+        StoreError::Busy { what: "it", retry_after: Duration::ZERO },
+        StoreError::NoSpace,
+        StoreError::Canceled,
+        StoreError::BadBlock { entries: 1, bytes: 1 },
+        StoreError::Failed { message: "poisoned".into() },
+        StoreError::Damaged { message: "somewhere".into() },
+    ];
+    for error in definite {
+        // It took place, the answer was lost, and from then on the engine is away.
+        let store = Away { store: open().await, error: error.clone(), is_away: AtomicBool::new(false) };
+        let after = Deadline::after(Duration::from_millis(200));
+        let outcome = append(&store, 0, &block(["one".into()]), after).await;
+        let is_known = matches!(&outcome, Err(error) if !error.is_unknown());
+        assert!(!is_known, "{outcome:?} after {error:?}, and it took place");
+        let tail = store.store.tail(soon()).await.expect("it can be read");
+        assert_eq!(tail.version, 1);
+    }
+}
+
+/// An engine that loses the answer of the first append, and then fails in one way.
+#[derive(Debug)]
+struct Away {
+    store: Arc<dyn LogStore>,
+    error: StoreError,
+    is_away: AtomicBool,
+}
+
+impl LogStore for Away {
+    fn append_if(
+        &self,
+        after: u64,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        Box::pin(async move {
+            if self.is_away.swap(true, Ordering::Relaxed) {
+                return Err(self.error.clone());
+            }
+            self.store.append_if(after, block, deadline).await?;
+            Err(StoreError::Unknown { message: "the answer was lost".into() })
+        })
+    }
+
+    fn read(&self, _: u64, _: usize, _: Deadline) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn tail(&self, _: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn prune(&self, _: StoredSnapshot, _: Deadline) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn snapshot(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
 }
 
 /// However many write at once, and whatever they are told: one entry a version, and everything that was acknowledged is

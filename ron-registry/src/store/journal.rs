@@ -21,7 +21,10 @@ use ron_core::{
 use super::{
     Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail, check_block,
 };
-use crate::logic::tiles::{read_bundle, write_bundle};
+use crate::logic::{
+    entry::VERSION_MAX,
+    tiles::{read_bundle, write_bundle},
+};
 
 pub(crate) const INDEX: LockSpec = LockSpec::new("ron-registry", "log_index", 410)
     .guards("where blocks and snapshots are in the journal; held for a few lookups");
@@ -38,6 +41,9 @@ const PARTS_MAX: u32 = 1 << 16;
 
 /// How long reading the journal through may take when it is opened; there is nothing to do meanwhile.
 const OPENING: Duration = Duration::from_secs(24 * 3600);
+
+/// When to ask again while another snapshot is being kept: one takes a few syncs.
+const PRUNING_RETRY: Duration = Duration::from_millis(100);
 
 /// The knobs of the journal under a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +87,8 @@ struct Index {
     doubts: u64,
     /// Whether an append runs. What it writes is for it to learn.
     is_appending: bool,
+    /// Whether a snapshot is being kept. Two at once would each remove what the other needs.
+    is_pruning: bool,
 }
 
 impl Index {
@@ -116,13 +124,20 @@ impl Index {
                 }
                 if self.parts.len() == parts as usize && version == self.parts_of {
                     let places = std::mem::take(&mut self.parts).into_values().collect();
-                    self.snapshot = Some((version, places));
+                    if self.is_newer(version) {
+                        self.snapshot = Some((version, places));
+                    }
                 }
             }
             _ => return Err(damaged("a record of a kind that is not known")),
         }
         self.end = Some(position);
         Ok(())
+    }
+
+    /// Whether a snapshot of this version would replace the one there is.
+    fn is_newer(&self, version: u64) -> bool {
+        self.snapshot.as_ref().is_none_or(|(kept, _)| *kept < version)
     }
 
     /// The place of the block that holds this version.
@@ -152,11 +167,11 @@ impl JournalStore {
         };
         let (journal, _) = Journal::open(supervisor, disk, dir, settings).await.map_err(of_journal)?;
         let reader = journal.reader();
-        let scan = move || {
+        let through = move || {
             let mut index = Index::default();
-            read_on(&reader, &mut index).map(|()| index)
+            scan(&reader, None, |kind, position, payload| index.learn(kind, position, payload)).map(|()| index)
         };
-        let index = supervisor.blocking("log_open", Deadline::after(OPENING), scan).await??;
+        let index = supervisor.blocking("log_open", Deadline::after(OPENING), through).await??;
         // A log whose beginning is gone can be gone on with only from a snapshot.
         let first = index.first();
         let is_covered = index.snapshot.as_ref().is_some_and(|(version, _)| version + 1 >= first);
@@ -180,14 +195,26 @@ impl JournalStore {
     /// Finds out about an append that was given up on.
     async fn settle(&self, deadline: Deadline) -> Result<(), StoreError> {
         loop {
-            let Some(doubt) = self.index.lock().doubt else { return Ok(()) };
+            let (doubt, end) = {
+                let index = self.index.lock();
+                let Some(doubt) = index.doubt else { return Ok(()) };
+                (doubt, index.end)
+            };
             // Behind everything that was handed to the writer before.
             self.journal.sync(deadline).await.map_err(of_journal)?;
             let read = move |reader: Reader, index: &Lock<Index>| {
+                // Read before the lock is taken, which everybody else needs.
+                let mut more = Vec::new();
+                scan(&reader, end, |kind, position, payload| {
+                    more.push((kind, position, payload.clone()));
+                    Ok(())
+                })?;
                 let mut index = index.lock();
                 // Unless somebody else has found out meanwhile, and gone on.
                 if index.doubt == Some(doubt) {
-                    read_on(&reader, &mut index)?;
+                    for (kind, position, payload) in &more {
+                        index.learn(*kind, *position, payload)?;
+                    }
                     index.doubt = None;
                 }
                 Ok(())
@@ -230,7 +257,11 @@ impl JournalStore {
         max: usize,
         deadline: Deadline,
     ) -> Result<Vec<Bytes>, StoreError> {
-        self.settle(deadline).await?;
+        // What is known needs no settling: a disk that stalls or fails takes nobody's entries away.
+        let is_known = from <= self.index.lock().tail;
+        if !is_known {
+            self.settle(deadline).await?;
+        }
         let found = {
             let index = self.index.lock();
             if from < index.first() {
@@ -242,14 +273,27 @@ impl JournalStore {
         let record = self.journal.read(position, deadline).await;
         let payload = match record {
             Ok(record) => record.payload,
-            // It was pruned since.
             Err(JournalError::NoRecord { .. }) => {
-                return Err(StoreError::Pruned { first: self.index.lock().first() });
+                let index = self.index.lock();
+                // Pruned since; or its head is damaged, and it should be there.
+                return Err(if index.block_of(from) == Some((first, position)) {
+                    StoreError::Damaged { message: format!("version {from}: no record at {position}") }
+                } else {
+                    StoreError::Pruned { first: index.first() }
+                });
+            }
+            Err(error @ JournalError::Damaged { .. }) => {
+                return Err(StoreError::Damaged { message: format!("version {from}: {error}") });
             }
             Err(error) => return Err(of_journal(error)),
         };
-        let damaged = || StoreError::Damaged { message: format!("a record that is no block at {position}") };
-        let (_, entries, _) = read_block(&payload).ok_or_else(damaged)?;
+        let damaged = || StoreError::Damaged {
+            message: format!("version {from}: a record that is no block at {position}"),
+        };
+        let (found, entries, _) = read_block(&payload).ok_or_else(damaged)?;
+        if found != first {
+            return Err(damaged());
+        }
         let skip = (from - first) as usize;
         Ok(entries.into_iter().skip(skip).take(max).collect())
     }
@@ -258,12 +302,17 @@ impl JournalStore {
         self.settle(deadline).await?;
         let parts = u32::try_from(snapshot.parts.len()).unwrap_or(u32::MAX);
         {
-            let index = self.index.lock();
-            let is_newer = index.snapshot.as_ref().is_none_or(|(version, _)| *version < snapshot.version);
-            if !is_newer || snapshot.version > index.tail || !(1..=PARTS_MAX).contains(&parts) {
+            let mut index = self.index.lock();
+            if index.is_pruning {
+                return Err(StoreError::Busy { what: "pruning", retry_after: PRUNING_RETRY });
+            }
+            let is_sound = snapshot.version <= index.tail && (1..=PARTS_MAX).contains(&parts);
+            if !index.is_newer(snapshot.version) || !is_sound {
                 return Ok(0);
             }
+            index.is_pruning = true;
         }
+        let _pruning = Pruning(&self.index);
         let mut places = Vec::new();
         for (number, part) in (0..parts).zip(&snapshot.parts) {
             let payload = write_part(snapshot.version, number, parts, part);
@@ -271,12 +320,15 @@ impl JournalStore {
         }
         let keep_from = {
             let mut index = self.index.lock();
-            index.snapshot = Some((snapshot.version, places));
-            // Files from which on the next entry and the snapshot are. The last block stays, for its checkpoint.
+            // The next entry must be there, or nothing that is removed is covered. The last block stays, for its
+            // checkpoint.
             let next = (snapshot.version + 1).min(index.tail);
-            let entries = index.block_of(next).map(|(_, position)| position.segment);
-            let parts = index.snapshot.iter().flat_map(|(_, places)| places).map(|place| place.segment).min();
-            entries.into_iter().chain(parts).min().unwrap_or(0)
+            let Some((_, entries)) = index.block_of(next).filter(|_| index.is_newer(snapshot.version)) else {
+                return Ok(0);
+            };
+            let keep_from = places.iter().map(|place| place.segment).chain([entries.segment]).min();
+            index.snapshot = Some((snapshot.version, places));
+            keep_from.unwrap_or(0)
         };
         let before: u64 =
             self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
@@ -323,6 +375,15 @@ impl Drop for Appending<'_> {
     }
 }
 
+/// Lets the next snapshot be kept, however this one ended.
+struct Pruning<'a>(&'a Lock<Index>);
+
+impl Drop for Pruning<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_pruning = false;
+    }
+}
+
 impl LogStore for JournalStore {
     fn append_if(
         &self,
@@ -359,12 +420,16 @@ impl LogStore for JournalStore {
     }
 }
 
-/// Learns what the journal has behind what is known.
-fn read_on(reader: &Reader, index: &mut Index) -> Result<(), StoreError> {
-    for item in reader.scan(index.end.unwrap_or(Position::START)) {
+/// Goes through what the journal has behind `end`.
+fn scan(
+    reader: &Reader,
+    end: Option<Position>,
+    mut see: impl FnMut(u8, Position, &Bytes) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    for item in reader.scan(end.unwrap_or(Position::START)) {
         match item.map_err(of_journal)? {
-            Item::Record(record) if Some(record.position) == index.end => {}
-            Item::Record(record) => index.learn(record.kind, record.position, &record.payload)?,
+            Item::Record(record) if Some(record.position) == end => {}
+            Item::Record(record) => see(record.kind, record.position, &record.payload)?,
             Item::Damaged(damage) => return Err(of_journal(JournalError::Damaged { damage })),
         }
     }
@@ -390,11 +455,16 @@ fn read_block(payload: &Bytes) -> Option<(u64, Vec<Bytes>, Bytes)> {
     let (first, count) = (u64::from_be_bytes(*first), u16::try_from(u32::from_be_bytes(*count)).ok()?);
     let bytes = usize::try_from(u32::from_be_bytes(*bytes)).ok()?;
     let (bundle, checkpoint) = rest.split_at_checked(bytes)?;
-    if first == 0 || count == 0 || bytes > BLOCK_BYTES_MAX + 2 * usize::from(count) {
+    if !is_version(first) || count == 0 || bytes > BLOCK_BYTES_MAX + 2 * usize::from(count) {
         return None;
     }
     let entries = read_bundle(bundle, count)?.into_iter().map(|entry| payload.slice_ref(entry)).collect();
     Some((first, entries, payload.slice_ref(checkpoint)))
+}
+
+/// Whether a log can come so far: counting on from there never overflows.
+fn is_version(version: u64) -> bool {
+    (1..=VERSION_MAX).contains(&version)
 }
 
 fn write_part(version: u64, part: u32, parts: u32, bytes: &Bytes) -> Bytes {
@@ -412,8 +482,9 @@ fn read_part(payload: &Bytes) -> Option<(u64, u32, u32, Bytes)> {
     let (part, rest) = rest.split_first_chunk()?;
     let (parts, rest) = rest.split_first_chunk()?;
     let (part, parts) = (u32::from_be_bytes(*part), u32::from_be_bytes(*parts));
-    let is_good = part < parts && parts <= PARTS_MAX;
-    is_good.then(|| (u64::from_be_bytes(*version), part, parts, payload.slice_ref(rest)))
+    let version = u64::from_be_bytes(*version);
+    let is_good = part < parts && parts <= PARTS_MAX && is_version(version);
+    is_good.then(|| (version, part, parts, payload.slice_ref(rest)))
 }
 
 fn of_journal(error: JournalError) -> StoreError {

@@ -5,13 +5,13 @@ use std::{path::Path, sync::Arc, time::Duration};
 use bytes::Bytes;
 use ron_core::{
     Deadline, Supervisor,
-    disk::RealDisk,
-    journal::Salts,
-    sim::{CrashStyle, SimDisk},
+    disk::{Disk, RealDisk},
+    journal::{Journal, Salts},
+    sim::{CrashStyle, Fault, SimDisk},
 };
 use ron_registry::store::{
     Appended, Block, JournalStore, JournalStoreSettings, LogStore, MemoryStore, StoreError, StoredSnapshot,
-    conformance,
+    append, conformance,
 };
 
 fn host() -> Supervisor {
@@ -117,6 +117,102 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
     disk.capacity(None);
     assert_eq!(store.append_if(after, block(2), soon()).await, Ok(Appended::Yes));
     host.shutdown().await;
+}
+
+/// The journal is of no more use for writing after a sync that failed. What it holds is still to be had, and of the block
+/// that was being written nobody says that it is not there.
+#[tokio::test(start_paused = true)]
+async fn a_sync_that_failed_leaves_a_doubt_and_the_readers() {
+    let mut doubts = 0;
+    for call in 1..=3 {
+        let (host, disk) = (host(), SimDisk::new());
+        let store = open(&host, &disk).await.unwrap();
+        for number in 0..3 {
+            assert_eq!(store.append_if(number * 2, block(number), soon()).await, Ok(Appended::Yes));
+        }
+        disk.fail_call(call, Fault::Io);
+        let outcome = append(&store, 6, &block(3), soon()).await;
+        let Err(error) = outcome else { continue };
+        assert!(error.is_unknown(), "call {call}: {error:?}");
+        doubts += 1;
+        let again = append(&store, 6, &block(3), soon()).await;
+        assert!(again.is_err(), "{again:?}");
+        for number in 0..3 {
+            assert_eq!(store.read(number * 2 + 1, 2, soon()).await.unwrap(), block(number).entries);
+        }
+        host.shutdown().await;
+    }
+    assert!(doubts > 0);
+}
+
+/// Damage in every part of a record is damage, and is never taken for something that was pruned.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_record_is_not_a_pruned_one() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = open(&host, &disk).await.unwrap();
+    for number in 0..30 {
+        assert_eq!(store.append_if(number * 2, block(number), soon()).await, Ok(Appended::Yes));
+    }
+    store.prune(StoredSnapshot { version: 40, parts: vec!["a".into()] }, soon()).await.unwrap();
+    assert!(store.tail(soon()).await.unwrap().first > 1);
+    let files = Disk::list(&disk, Path::new("log")).unwrap();
+    let text = "25.0 xxx".as_bytes();
+    let found = files.iter().find_map(|file| {
+        let path = Path::new("log").join(&file.name);
+        let bytes = disk.bytes(&path)?;
+        bytes.windows(text.len()).position(|window| window == text).map(|at| (path, at))
+    });
+    let (path, at) = found.unwrap();
+    // The head of the record, that of the block, its entries, and its checkpoint.
+    let mut is_damaged = 0;
+    for offset in (at - 50..at + 20).chain(at + 6000..at + 6030) {
+        disk.flip_bit(&path, offset);
+        match store.read(51, 2, soon()).await {
+            Ok(entries) => assert_eq!(entries, block(25).entries, "offset {offset}"),
+            Err(StoreError::Damaged { message }) => {
+                assert!(message.contains("version 51"), "{message}");
+                is_damaged += 1;
+            }
+            other => panic!("offset {offset}: {other:?}"),
+        }
+        disk.flip_bit(&path, offset);
+    }
+    assert!(is_damaged > 80, "{is_damaged}");
+    assert_eq!(store.read(51, 2, soon()).await.unwrap(), block(25).entries);
+    host.shutdown().await;
+}
+
+/// A segment that says it goes to the end of numbers is refused, and nothing overflows.
+#[tokio::test(start_paused = true)]
+async fn versions_beyond_all_sense_are_damage() {
+    let entries = [2u64 << 62, (2 << 62) + 1, u64::MAX - 1, u64::MAX];
+    for version in entries {
+        for kind in [1u8, 2] {
+            let (host, disk) = (host(), SimDisk::new());
+            let settings = ron_core::journal::Settings {
+                name: "registry.log",
+                salts: Salts::Seeded(1),
+                ..ron_core::journal::Settings::default()
+            };
+            let disk_of = Arc::new(disk.clone());
+            let (journal, _) = Journal::open(&host, disk_of, Path::new("log"), settings).await.unwrap();
+            let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 3, 0, 1, b'x'];
+            let part: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 1, b'x'];
+            let rest = if kind == 1 { block } else { part };
+            let payload = [&version.to_be_bytes(), rest].concat();
+            journal.append(kind, payload.into(), soon()).await.unwrap();
+            host.shutdown().await;
+            drop(journal);
+            let host = self::host();
+            let opened = open(&host, &disk).await;
+            // One at the limit follows nothing, and no snapshot covers what would be before it.
+            assert!(
+                matches!(opened, Err(StoreError::Damaged { .. })) || (kind == 2 && version == 1 << 63),
+                "{version} {kind}: {opened:?}"
+            );
+            host.shutdown().await;
+        }
+    }
 }
 
 /// A caller that gives up leaves a doubt behind; whoever comes next finds out.

@@ -205,6 +205,43 @@ async fn a_stalled_publisher_holds_nobody_up() {
     host.shutdown().await;
 }
 
+/// A pass goes on where it was before a stop, and the next one begins at the beginning.
+#[tokio::test(start_paused = true)]
+async fn a_pass_of_the_verifier_survives_a_restart() {
+    let (host, disk) = (host(), SimDisk::new());
+    let settings = Settings { verify_slice: 50, ..Settings::default() };
+    let builder = || Registry::builder(ORIGIN, LOG_KEY).clock(clock()).settings(settings.clone());
+    let inner = host.child("first", Duration::from_secs(1), Metrics::default());
+    let registry = builder().start(journal(&inner, &disk).await.unwrap(), &inner).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_many(&host, &registry, 0..149).await;
+    // A slice ends with a block, so where exactly is for the blocks to say.
+    let mut slices = 0;
+    while registry.status().verified < 100 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        slices += 1;
+        assert!(slices < 10);
+    }
+    let reached = registry.status().verified;
+    assert!(reached < 150, "{reached}");
+    inner.shutdown().await;
+
+    let inner = host.child("second", Duration::from_secs(1), Metrics::default());
+    let store = journal(&inner, &disk).await.unwrap();
+    let registry = builder().verified(reached).start(store, &inner).await.unwrap();
+    assert_eq!(registry.status().verified, reached);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(registry.status().verified > reached, "it went on, at {}", registry.status().verified);
+    while registry.status().verified < 150 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        slices += 1;
+        assert!(slices < 20);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(registry.status().verified < 100 && registry.status().ready.reads, "and now from the beginning");
+    host.shutdown().await;
+}
+
 /// What runs is what is declared.
 #[tokio::test(start_paused = true)]
 async fn the_inventory_is_what_runs() {

@@ -1,0 +1,225 @@
+//! How a registry is made: as the owner of a log, or as one who follows it.
+
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ron_core::{
+    Affects, Feed, Lane, LaneSpec, Metrics, PriorityInbox, Ratio, Ready, ReadyGate, Restart, Supervisor,
+    TaskSpec,
+};
+
+use crate::{
+    Registry, RegistryError, Settings,
+    actor::{Command, Committer},
+    follow::{Evidence, FOLLOWER, Follower, OnEvidence, Source},
+    logic::{
+        checkpoint::{Checkpoint, LogTrust, is_origin},
+        note::{KeyKind, NoteSigner},
+        proposal::FormError,
+    },
+    shared::{COMMITTED, Clock, Parts, Shared, load},
+    store::LogStore,
+    upkeep::{self, Publisher},
+};
+
+pub(crate) const PROPOSALS: LaneSpec = LaneSpec::new("ron-registry", "proposals", 512)
+    .flow("callers → committer")
+    .why("half a block: what gathers while one block is synced, without anybody waiting for a second");
+
+pub(crate) const APPROVALS: LaneSpec = LaneSpec::new("ron-registry", "approvals", 512)
+    .flow("callers → committer")
+    .why("as many as proposals, in a lane of their own: what is nearly decided goes first");
+
+pub(crate) const COMMITTER: TaskSpec = TaskSpec::new("ron-registry", "committer")
+    .restart(Restart::Never)
+    .what("decides what comes next, and is the only one to move the head");
+
+/// Approvals in a row before a proposal has its turn.
+const APPROVALS_BURST: NonZeroUsize = NonZeroUsize::new(8).expect("more than none");
+
+/// From when on full lanes make the registry unready: for writes, then for everything.
+const WRITES_AT: Ratio = Ratio::percent(80);
+const READS_AT: Ratio = Ratio::percent(100);
+
+/// How long one step of reading the log at the start may take.
+const LOADING: Duration = Duration::from_secs(600);
+
+/// Who a registry is to its log.
+pub(crate) enum Role {
+    /// The one who commits and signs.
+    Owner { origin: String, seed: [u8; 32] },
+    /// One of many who follow.
+    Follower { trust: LogTrust, source: Arc<dyn Source> },
+}
+
+/// Prepares a registry.
+pub struct Builder {
+    role: Role,
+    settings: Settings,
+    metrics: Option<Metrics>,
+    clock: Option<Clock>,
+    seen: Option<Checkpoint>,
+    publisher: Option<Arc<dyn Publisher>>,
+    on_evidence: Option<OnEvidence>,
+    verified: u64,
+}
+
+impl Builder {
+    pub(crate) fn new(role: Role) -> Self {
+        Builder {
+            role,
+            settings: Settings::default(),
+            metrics: None,
+            clock: None,
+            seen: None,
+            publisher: None,
+            on_evidence: None,
+            verified: 0,
+        }
+    }
+
+    /// Sets all knobs at once.
+    #[must_use]
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Counts into this set instead of the supervisor's.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// Takes the time from here, in milliseconds of the Unix epoch, instead of from the system: for simulations.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.clock = Some(Clock(Arc::new(clock)));
+        self
+    }
+
+    /// Refuses to start on a log that is not a continuation of the one that had this checkpoint: one that was rolled back
+    /// or replaced. Keep the last one somewhere else than the log.
+    #[must_use]
+    pub fn seen(mut self, checkpoint: Checkpoint) -> Self {
+        self.seen = Some(checkpoint);
+        self
+    }
+
+    /// Hands every update from the start on to `publisher`.
+    #[must_use]
+    pub fn publisher(mut self, publisher: impl Publisher) -> Self {
+        self.publisher = Some(Arc::new(publisher));
+        self
+    }
+
+    /// Lets the verifier's first pass go on behind this version, where [`Status::verified`] says that it was before the
+    /// stop. What is before it is read and not checked again until the next pass.
+    #[must_use]
+    pub fn verified(mut self, version: u64) -> Self {
+        self.verified = version;
+        self
+    }
+
+    /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
+    #[must_use]
+    pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
+        self.on_evidence = Some(Arc::new(tell));
+        self
+    }
+
+    /// Reads the log in `store`, and starts. What is in the store must be what its last checkpoint says.
+    ///
+    /// # Errors
+    /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that is
+    /// none, and those of the store.
+    pub async fn start(
+        self,
+        store: Arc<dyn LogStore>,
+        supervisor: &Supervisor,
+    ) -> Result<Registry, RegistryError> {
+        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence, verified } = self;
+        settings.check()?;
+        let [_, _, committed] = settings.lanes()?;
+        let (signer, trust, source) = match role {
+            Role::Follower { trust, source } => (None, trust, Some(source)),
+            Role::Owner { origin, seed } => {
+                if !is_origin(&origin) {
+                    return Err(FormError::BadOrigin.into());
+                }
+                let signer = NoteSigner::from_seed(&origin, KeyKind::Ed25519, &seed)
+                    .map_err(|_| FormError::BadOrigin)?;
+                let trust = LogTrust::new(signer.verifier().clone());
+                (Some(signer), trust, None)
+            }
+        };
+        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
+        let group = supervisor.child("registry", settings.drain, metrics);
+        let (loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
+        let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
+        committed.close_on(&group.stop());
+        let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
+        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified };
+        let shared = Arc::new(Shared::new(parts, group.metrics()));
+
+        let ready = supervisor.ready();
+        let deciding = match source {
+            None => Some(decide(&shared, &group, ready)?),
+            Some(source) => {
+                let gate = ready.gate("registry.following", Affects::Reads);
+                gate.close("the log has not been asked for yet");
+                let follower = Follower::new(Arc::clone(&shared), source, gate, on_evidence, kept);
+                let _ = group.spawn(FOLLOWER, |stop| Box::pin(follower.run(stop)));
+                None
+            }
+        };
+        upkeep::start(&shared, &group, ready, publisher);
+        Ok(Registry::new(shared, deciding, group, ready.clone()))
+    }
+}
+
+/// Opens the lanes, and starts the committer.
+fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Deciding, RegistryError> {
+    let [proposals, approvals, _] = shared.settings.load().lanes()?;
+    let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
+    let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
+    proposals.close_on(&group.stop());
+    approvals.close_on(&group.stop());
+    let full = Arc::new([
+        ready.watch_lane(&proposals, WRITES_AT, READS_AT),
+        ready.watch_lane(&approvals, WRITES_AT, READS_AT),
+    ]);
+    let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
+    let committer = Committer::new(Arc::clone(shared), inbox, ready.gate("registry.commit", Affects::Writes));
+    // Boxed, or every layer around a task would have room for it.
+    let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
+    Ok(Deciding { proposals, approvals, _full: full })
+}
+
+/// The way to the committer.
+#[derive(Clone)]
+pub(crate) struct Deciding {
+    pub(crate) proposals: Lane<Command>,
+    pub(crate) approvals: Lane<Command>,
+    _full: Arc<[[ReadyGate; 2]; 2]>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("is_follower", &matches!(self.role, Role::Follower { .. }))
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Milliseconds of the Unix epoch by the system's clock.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

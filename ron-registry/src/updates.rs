@@ -1,0 +1,86 @@
+//! Updates of a log for one reader: from memory while it keeps up, from the log when it does not.
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+
+use ron_core::{Deadline, Event, Subscriber};
+
+use crate::{
+    RegistryError,
+    logic::entry::Entry,
+    shared::{RegistryUpdated, Shared},
+};
+
+/// Entries that updates read ahead.
+const READ_AHEAD: usize = 256;
+
+/// How long updates wait for the store.
+const READING: Duration = Duration::from_secs(30);
+
+/// Updates of a log, in order and without holes.
+pub struct Updates {
+    shared: Arc<Shared>,
+    next: u64,
+    live: Subscriber<RegistryUpdated>,
+    ahead: VecDeque<RegistryUpdated>,
+}
+
+impl Updates {
+    pub(crate) fn new(shared: &Arc<Shared>, from: u64) -> Self {
+        let live = shared.committed.subscribe();
+        Updates { shared: Arc::clone(shared), next: from.max(1), live, ahead: VecDeque::new() }
+    }
+
+    /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
+    ///
+    /// An error is not the end: [`RegistryError::Lagging`] if the next one was pruned, which
+    /// [`skip_to`](Self::skip_to) gets over, and those of the store, after which it may be asked again.
+    pub async fn next(&mut self) -> Option<Result<RegistryUpdated, RegistryError>> {
+        loop {
+            if let Some(update) = self.ahead.pop_front() {
+                self.next = update.version + 1;
+                return Some(Ok(update));
+            }
+            if self.shared.view.load().state.head().version >= self.next {
+                // What the feed has of these comes from the log as well, so it is passed over below.
+                if let Err(error) = self.read().await {
+                    return Some(Err(error));
+                }
+                continue;
+            }
+            match self.live.recv().await? {
+                Event::Item(update) if update.version == self.next => {
+                    self.next += 1;
+                    return Some(Ok(update));
+                }
+                // Older ones were read already; after a loss, or a leap, the log has what is missing.
+                Event::Item(_) | Event::Missed(_) => {}
+            }
+        }
+    }
+
+    /// Goes on from this version.
+    pub fn skip_to(&mut self, version: u64) {
+        self.ahead.clear();
+        self.next = version.max(1);
+    }
+
+    async fn read(&mut self) -> Result<(), RegistryError> {
+        let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
+        let head = self.shared.view.load().state.head().version;
+        for bytes in entries {
+            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::Untrusted {
+                message: format!("version {}: {error}", self.next),
+            })?;
+            if entry.version() <= head {
+                self.ahead.push_back(RegistryUpdated::of(&entry));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Updates").field("next", &self.next).finish_non_exhaustive()
+    }
+}
