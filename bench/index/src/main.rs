@@ -13,6 +13,7 @@ use std::{
 };
 
 use engines::{Engine, Fjall, Ours, Redb};
+use ron_core::now;
 
 /// Objects, how many a commit has, and how many are looked up afterwards.
 const OBJECTS: u64 = 1_000_000;
@@ -45,7 +46,7 @@ struct Meter {
 
 impl Meter {
     fn start() -> Self {
-        Meter { began: Instant::now(), processor: processor_seconds() }
+        Meter { began: now().into_std(), processor: processor_seconds() }
     }
 
     /// Calls per second and microseconds of the processor for each.
@@ -94,7 +95,7 @@ fn fill(name: &str, synced: bool, dir: &Path) {
     let (mut slowest, meter) = (Duration::ZERO, Meter::start());
     for first in (0..OBJECTS).step_by(COMMIT as usize) {
         let objects: Vec<_> = (first..OBJECTS.min(first + COMMIT)).map(object).collect();
-        let began = Instant::now();
+        let began = now().into_std();
         engine.insert(&objects, synced);
         slowest = slowest.max(began.elapsed());
     }

@@ -115,6 +115,11 @@ impl SimDisk {
         state.crash_at = Some(state.calls + n);
     }
 
+    /// The machine goes down now: everything fails as [`DiskError::Crashed`] until [`SimDisk::restart`].
+    pub fn crash(&self) {
+        self.lock_state().crashed = true;
+    }
+
     /// The `n`-th counted call from now (1 is the next) fails.
     pub fn fail_call(&self, n: u64, fault: Fault) {
         let mut state = self.lock_state();
@@ -140,7 +145,7 @@ impl SimDisk {
         state.bad_bytes.insert((node, offset));
     }
 
-    /// Whether [`SimDisk::crash_at_call`] has struck.
+    /// Whether [`SimDisk::crash`] or [`SimDisk::crash_at_call`] has struck.
     #[must_use]
     pub fn is_crashed(&self) -> bool {
         self.lock_state().crashed

@@ -170,9 +170,10 @@ impl Sim {
     /// and, by chance, some of the rest.
     pub async fn crash(&mut self, ip: IpAddr) {
         let seed = self.rng.u64(..);
-        // Silence first: what its tasks do as they are torn down must not reach anybody.
+        // Silence first: what its tasks do as they are torn down must reach neither anybody nor the disk.
         self.net.crash(ip);
         let Some(node) = self.nodes.get_mut(&ip) else { return };
+        node.disk.crash();
         if let Some(supervisor) = node.supervisor.take() {
             supervisor.abort();
             supervisor.shutdown().await;

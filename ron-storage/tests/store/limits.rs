@@ -146,7 +146,37 @@ async fn a_disk_that_fills_up_in_the_middle_of_a_write_loses_only_that_write() {
     host.shutdown().await;
 }
 
-/// The same on a real file system, which has to be small.
+/// A large object is synced while it comes, and if that fails it is not kept.
+#[tokio::test(start_paused = true)]
+async fn a_large_put_is_flushed_on_the_way() {
+    let long = || Pieces::cut(&content(40 << 20, 1), 1 << 20);
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, small()).await;
+    let before = disk.calls();
+    store.put(long(), soon()).await.unwrap();
+    let log = disk.log();
+    let of_data = |op: &str| {
+        let is_such = |call: &&ron_core::sim::Call| {
+            call.number > before && call.op == op && call.path.extension().is_some_and(|kind| kind == "dat")
+        };
+        log.iter().filter(is_such).map(|call| call.number).collect::<Vec<_>>()
+    };
+    let (writes, syncs) = (of_data("write"), of_data("sync data"));
+    assert_eq!((writes.len(), syncs.len()), (40, 2), "{log:?}");
+    assert!(syncs[0] < writes[39] && syncs[1] > writes[39], "{writes:?} {syncs:?}");
+    host.shutdown().await;
+
+    let (host, disk) = (self::host(), SimDisk::new());
+    let store = sim(&host, &disk, small()).await;
+    disk.fail_call(syncs[0] - before, ron_core::sim::Fault::Io);
+    let failed = store.put(long(), soon()).await;
+    assert!(matches!(failed, Err(StorageError::Disk { .. })), "{failed:?}");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!((store.usage().objects, large_files(&disk)), (0, 0));
+    host.shutdown().await;
+}
+
+/// A full disk on a real file system, which has to be small.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "mount -t tmpfs -o size=16m none DIR, and say RON_SMALL_DISK=DIR"]
 async fn a_real_disk_that_is_full_keeps_reads_alive_and_recovers() {
