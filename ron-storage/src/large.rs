@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -55,6 +55,7 @@ pub(crate) struct Large {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     next: AtomicU64,
+    ingests: AtomicUsize,
     state: Lock<State>,
 }
 
@@ -90,6 +91,7 @@ impl Large {
             disk: Arc::clone(disk),
             dir: dir.join(DIR),
             next: AtomicU64::new(1),
+            ingests: AtomicUsize::new(0),
             state: Lock::new(OPENED, State::default(), metrics),
         })
     }
@@ -97,6 +99,11 @@ impl Large {
     /// The next number for a file.
     pub(crate) fn next_file(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
+    }
+
+    /// Objects that are being written.
+    pub(crate) fn ingests(&self) -> usize {
+        self.ingests.load(Ordering::Acquire)
     }
 
     /// Uses no number below this.
@@ -117,6 +124,7 @@ impl Large {
                 Err(DiskError::AlreadyExists { .. }) => continue,
                 created => created.map_err(of_disk)?,
             };
+            self.ingests.fetch_add(1, Ordering::AcqRel);
             let doom = Doom { large: Arc::clone(self), file: Some(file) };
             return Ok(Ingest { data, tree: OnceLock::new(), doom, began: now() });
         }
@@ -344,6 +352,7 @@ impl Drop for Doom {
         if let Some(file) = self.file {
             self.large.doom(file);
         }
+        self.large.ingests.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

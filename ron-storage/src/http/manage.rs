@@ -140,6 +140,7 @@ pub(super) async fn delete(
 ) -> Result<Response, Problem> {
     let id = id(path)?;
     Query::of(&request, &[])?;
+    super::taking::check_conditions(&store, id, request.headers(), deadline(&request)).await?;
     match for_client(store, &request).delete(id, deadline(&request)).await.map_err(problem)? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(problem(crate::StorageError::NotFound { id })),

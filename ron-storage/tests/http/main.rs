@@ -19,7 +19,7 @@ use ron_core::{
     auth::TokenFile,
     http::{Server, Settings as HttpSettings},
 };
-use ron_storage::{Settings, Store, http};
+use ron_storage::{Builder, Settings, Store, http};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -60,11 +60,14 @@ impl Host {
     }
 
     async fn with(settings: Settings, http_settings: HttpSettings) -> Host {
+        Host::on(Store::builder().memory(), settings, http_settings).await
+    }
+
+    async fn on(builder: Builder, settings: Settings, http_settings: HttpSettings) -> Host {
         let mut registry = Registry::default();
         let metrics = Metrics::register("ron_storage", &mut registry);
         let supervisor = Supervisor::new("host");
-        let store =
-            Store::builder().memory().settings(settings).metrics(metrics).start(&supervisor).await.unwrap();
+        let store = builder.settings(settings).metrics(metrics).start(&supervisor).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let tokens = TokenFile::open(dir.path().join("token")).unwrap();
         let token = std::fs::read_to_string(tokens.path()).unwrap().trim().to_owned();
