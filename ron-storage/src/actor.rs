@@ -171,6 +171,7 @@ pub(crate) enum Errand {
     Collect(Gc, Reply<Result<Collected, StorageError>>),
     Compact(Reply<Result<u64, StorageError>>),
     WriteBad(ContentId),
+    Mend(u64),
     Sweep,
 }
 
@@ -235,6 +236,11 @@ async fn serve(keeper: &Keeper, upkeep: &mut Upkeep, errand: Errand) {
             if let Err(error) = keeper.objects.write_bad(id, deadline).await {
                 tracing::warn!(%id, %error, "damage could not be written down");
                 keeper.objects.owes_notes.store(true, Ordering::Release);
+            }
+        }
+        Errand::Mend(sequence) => {
+            if let Err(error) = upkeep.mend(sequence).await {
+                tracing::warn!(sequence, %error, "the journal could not be mended");
             }
         }
         Errand::Sweep => upkeep.sweep().await,

@@ -197,6 +197,8 @@ pub struct Scrubbed {
     /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
     /// do better, and putting one again writes it anew.
     pub unreadable: Vec<ContentId>,
+    /// Stretches of the journal that cannot be read. What they said besides the objects themselves is written again.
+    pub journal_damage: u64,
 }
 
 /// What is kept, and what that takes.

@@ -528,6 +528,28 @@ impl Objects {
         Ok(())
     }
 
+    /// Writes down once more that an object is in a file, if it still is, with all its flags.
+    pub(crate) async fn write_large_again(
+        &self,
+        id: ContentId,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        let Some(entry) = self.entry(&id) else { return Ok(()) };
+        let Home::Large(file) = entry.home else { return Ok(()) };
+        let mut notes = vec![Note::Large { id, file, len: entry.len }];
+        notes.extend(entry.is_pinned.then_some(Note::Pinned(id)));
+        notes.extend(entry.is_bad.then_some(Note::Bad { id, len: entry.len }));
+        let notes = notes.iter().map(Note::encode).map(|(kind, payload)| (kind, payload.into())).collect();
+        hold.begin(self.acknowledged(), None);
+        let positions = self.journal.append_all(notes, deadline).await.map_err(of_journal)?;
+        if let Some(last) = positions.last() {
+            self.note(*last, true)?;
+        }
+        hold.settle();
+        Ok(())
+    }
+
     async fn write(&self, hold: &mut Hold, note: Note, deadline: Deadline) -> Result<(), StorageError> {
         let (kind, payload) = note.encode();
         let append = Append { record: (kind, payload.into()), name: None, pin: None, durable: true };

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     Event, StorageError,
+    actor::Errand,
     error::{of_disk, of_journal},
     handle::{Collected, Gc, Scrubbed},
     holds::Hold,
@@ -75,6 +76,8 @@ pub(crate) struct Upkeep {
     checkpointed: u64,
     /// From where on the journal is read on top of the index that is on disk, if this one wrote it.
     floor: Option<Spot>,
+    /// Whether a part of the segment that is being compacted cannot be read.
+    has_damage: bool,
     /// Segments that may be compacted before others have their turn again.
     passes: usize,
 }
@@ -107,6 +110,7 @@ impl Upkeep {
             marks: Vec::new(),
             checkpointed,
             floor: None,
+            has_damage: false,
             passes: 0,
         }
     }
@@ -264,6 +268,38 @@ impl Upkeep {
         Ok(freed)
     }
 
+    /// Compacts everything up to a segment of which a part cannot be read, however little of it is garbage: what the table
+    /// knows is written again, and what it does not know no longer comes back when the journal is all there is.
+    pub(crate) async fn mend(&mut self, sequence: u64) -> Result<(), StorageError> {
+        let is_there = |upkeep: &Self| {
+            let segments = upkeep.objects.reader.segments();
+            segments.len() > 1 && segments.first().is_some_and(|first| first.sequence <= sequence)
+        };
+        while is_there(self) {
+            self.compact_first().await?;
+            self.sweep().await;
+        }
+        Ok(())
+    }
+
+    /// Writes down again which objects are in files. What said so of some of them may have been in a part of the journal that
+    /// cannot be read, and nobody knows of which.
+    async fn write_large_again(&self) -> Result<(), StorageError> {
+        let objects = &self.objects;
+        let mut after: Option<ContentId> = None;
+        loop {
+            let (page, more) = objects.table.lock().page(after.as_ref(), STEP_OBJECTS);
+            after = page.last().map(|last| last.id);
+            for entry in page.iter().filter(|entry| matches!(entry.home, Home::Large(_))) {
+                objects.write_large_again(entry.id, soon()).await?;
+            }
+            if !more {
+                return Ok(());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Writes the index if it would be of no use without this segment: the whole journal would have to be read then.
     async fn checkpoint_before(&mut self, sequence: u64) {
         let needs_it = self.floor.is_none_or(|floor| floor.position().segment <= sequence);
@@ -292,6 +328,7 @@ impl Upkeep {
         let [first, _, ..] = &segments[..] else { return Ok(()) };
         let sequence = first.sequence;
         self.checkpoint_before(sequence).await;
+        self.has_damage = false;
         let from = Position { segment: sequence, offset: 0 };
         let mut scan = self.objects.reader.scan(from);
         loop {
@@ -310,6 +347,9 @@ impl Upkeep {
                 break;
             }
         }
+        if self.has_damage {
+            self.write_large_again().await?;
+        }
         self.objects.journal.remove_before(sequence + 1, soon()).await.map_err(of_journal)?;
         Ok(())
     }
@@ -324,14 +364,15 @@ impl Upkeep {
     }
 
     /// Writes again, at the end of the journal, what is alive among some records.
-    async fn move_on(&self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
-        let objects = &self.objects;
+    async fn move_on(&mut self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
+        let objects = &Arc::clone(&self.objects);
         let (mut moved, mut names) = (Vec::new(), HashSet::new());
         let mut appends: Vec<(u8, Bytes)> = Vec::new();
         for item in items {
             let record = match item {
                 Item::Record(record) => record,
                 Item::Damaged(damage) => {
+                    self.has_damage = true;
                     self.give_up(damage, sequence).await?;
                     continue;
                 }
@@ -578,11 +619,50 @@ pub(crate) async fn scrub(objects: &Arc<Objects>, pacer: &Pacer) -> Result<Scrub
             }
         }
         if !more {
+            scrub_journal(objects, pacer, &mut scrubbed).await?;
             let damaged = scrubbed.damaged.len() + scrubbed.unreadable.len();
             objects.events.publish(Event::Scrubbed { objects: scrubbed.objects, damaged });
             return Ok(scrubbed);
         }
     }
+}
+
+/// Reads the journal too, for what it says besides the objects: pins, deletions, which files there are. The table knows all of
+/// that, so where it cannot be read it is written again.
+async fn scrub_journal(
+    objects: &Arc<Objects>,
+    pacer: &Pacer,
+    scrubbed: &mut Scrubbed,
+) -> Result<(), StorageError> {
+    let segments = objects.reader.segments();
+    // The last one is being written, and read whenever the store is opened.
+    let Some((_, sealed)) = segments.split_last() else { return Ok(()) };
+    let mut worst = None;
+    for segment in sealed {
+        let sequence = segment.sequence;
+        let mut scan = objects.reader.scan(Position { segment: sequence, offset: 0 });
+        loop {
+            let (after, step) =
+                objects.spawner.blocking("scrub", soon(), move || gather(scan, sequence)).await?;
+            scan = after;
+            let step = step.map_err(of_journal)?;
+            let damages = step.items.iter().filter(|item| matches!(item, Item::Damaged(_))).count();
+            if damages > 0 {
+                scrubbed.journal_damage += damages as u64;
+                worst = Some(sequence);
+            }
+            pacer.take(step.bytes as u64, Deadline::after(Deadline::LONGEST)).await?;
+            if step.is_last {
+                break;
+            }
+        }
+    }
+    if let Some(sequence) = worst {
+        tracing::error!(sequence, "a part of the journal cannot be read; what it said is written again");
+        // If too many wait, the next scrub finds it again.
+        let _ = objects.upkeep.try_push(Errand::Mend(sequence));
+    }
+    Ok(())
 }
 
 /// Whether an object is whole. Damage is quarantined.

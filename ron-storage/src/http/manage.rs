@@ -92,6 +92,8 @@ pub(super) struct ScrubbedBody {
     damaged: Vec<String>,
     /// Those that the disk could not read.
     unreadable: Vec<String>,
+    /// Stretches of the journal that cannot be read.
+    journal_damage: u64,
 }
 
 pub(super) async fn stat(
@@ -193,5 +195,6 @@ pub(super) async fn scrub(
         bytes: scrubbed.bytes,
         damaged: names(&scrubbed.damaged),
         unreadable: names(&scrubbed.unreadable),
+        journal_damage: scrubbed.journal_damage,
     }))
 }
