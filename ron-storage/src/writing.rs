@@ -29,7 +29,7 @@ const HASHED_HERE_MAX: usize = 256 << 10;
 
 /// A large object is synced whenever it has grown by this much, while it comes in, so that the sync at its end is short
 /// however long it is.
-const SYNC_EVERY: u64 = 64 << 20;
+const SYNC_EVERY: u64 = 32 << 20;
 
 type Syncing = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
 
