@@ -132,13 +132,12 @@ pub(crate) async fn restore(directory: &Path, target: &Target) -> Result<(), Box
         for path in entries(&shelf).await? {
             let Some(id) = name_of(&path) else { continue };
             let pin = pins.contains(&id);
-            if client.stat(id, target.deadline()).await.is_ok_and(|stat| !stat.quarantined) {
-                if !pin || is_pinned(&client, id, target).await? {
-                    existed += 1;
-                    pinned += u64::from(pins.remove(&id));
-                    continue;
-                }
-                // It went while we looked.
+            let is_there = client.stat(id, target.deadline()).await.is_ok_and(|stat| !stat.quarantined);
+            // It may go between the two questions.
+            if is_there && (!pin || is_pinned(&client, id, target).await?) {
+                existed += 1;
+                pinned += u64::from(pins.remove(&id));
+                continue;
             }
             if !is_named_right(&path, id).await? {
                 damaged.push(id.to_string());

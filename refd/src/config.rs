@@ -305,6 +305,12 @@ pub(crate) struct StorageSection {
     /// How often everything is read to see whether it is still right; only when asked for without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scrub_every_hours: Option<u64>,
+    /// Size of a file of the journal.
+    pub(crate) segment_bytes: u32,
+    /// The share of the journal that may be garbage before it is compacted.
+    pub(crate) garbage_max: f64,
+    /// How long what was put is safe from a collection without a pin.
+    pub(crate) collect_grace_ms: u64,
 }
 
 impl Default for StorageSection {
@@ -335,6 +341,9 @@ impl Default for StorageSection {
             drain_ms: millis(default.drain),
             upkeep_bytes_per_second: default.upkeep_bytes_per_second,
             scrub_every_hours: default.scrub_every.map(|every| every.as_secs() / 3600),
+            segment_bytes: default.segment_bytes,
+            garbage_max: default.garbage_max,
+            collect_grace_ms: millis(default.collect_grace),
         }
     }
 }
@@ -370,6 +379,9 @@ impl StorageSection {
             idle_timeout: Duration::from_millis(self.idle_timeout_ms),
             drain: Duration::from_millis(self.drain_ms),
             upkeep_bytes_per_second: self.upkeep_bytes_per_second,
+            segment_bytes: self.segment_bytes,
+            garbage_max: self.garbage_max,
+            collect_grace: Duration::from_millis(self.collect_grace_ms),
             scrub_every: self.scrub_every_hours.map(|hours| Duration::from_secs(hours.saturating_mul(3600))),
             ..default
         }

@@ -3,7 +3,7 @@
 use std::{
     io,
     num::{NonZeroU64, NonZeroUsize},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -171,6 +171,7 @@ pub(crate) enum Errand {
     Collect(Gc, Reply<Result<Collected, StorageError>>),
     Compact(Reply<Result<u64, StorageError>>),
     WriteBad(ContentId),
+    Mend(u64),
     Sweep,
 }
 
@@ -198,18 +199,22 @@ pub(crate) async fn keep(keeper: Arc<Keeper>, inbox: Inbox<Errand>, stop: Stop) 
         stop.clone(),
     );
     let gauges = [OBJECTS, OBJECT_BYTES, GARBAGE_BYTES, QUARANTINED].map(|spec| metrics.gauge(spec));
-    let mut look = now();
+    let (mut look, mut goes_on) = (now(), false);
     loop {
         tokio::select! {
             biased;
             () = stop.requested() => break,
             () = tokio::time::sleep_until(look) => {
                 let settings = keeper.settings.load();
-                upkeep.tick(&settings).await;
+                // Compaction takes as long as it takes, and they must not wait for that.
+                while let Some(errand) = inbox.try_recv().filter(|_| !stop.is_requested()) {
+                    serve(&keeper, &mut upkeep, errand).await;
+                }
+                goes_on = upkeep.tick(&settings, goes_on).await;
                 let usage = keeper.objects.usage();
                 let values = [usage.objects, usage.bytes, usage.garbage_bytes, usage.quarantined];
                 gauges.iter().zip(values).for_each(|(gauge, value)| gauge.set(value as f64));
-                look = now() + LOOK_EVERY;
+                look = if goes_on { now() } else { now() + LOOK_EVERY };
             }
             errand = inbox.recv() => match errand {
                 Some(errand) => serve(&keeper, &mut upkeep, errand).await,
@@ -225,11 +230,17 @@ async fn serve(keeper: &Keeper, upkeep: &mut Upkeep, errand: Errand) {
     let settings = keeper.settings.load();
     match errand {
         Errand::Collect(gc, reply) => reply.send(upkeep.collect(&gc, &settings).await),
-        Errand::Compact(reply) => reply.send(upkeep.compact(&settings).await),
+        Errand::Compact(reply) => reply.send(upkeep.compact(&settings, usize::MAX).await),
         Errand::WriteBad(id) => {
             let deadline = Deadline::after(settings.write_timeout);
             if let Err(error) = keeper.objects.write_bad(id, deadline).await {
                 tracing::warn!(%id, %error, "damage could not be written down");
+                keeper.objects.owes_notes.store(true, Ordering::Release);
+            }
+        }
+        Errand::Mend(sequence) => {
+            if let Err(error) = upkeep.mend(sequence).await {
+                tracing::warn!(sequence, %error, "the journal could not be mended");
             }
         }
         Errand::Sweep => upkeep.sweep().await,
@@ -240,7 +251,11 @@ async fn serve(keeper: &Keeper, upkeep: &mut Upkeep, errand: Errand) {
 async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
     let left = stop.drain_until().map_or(Duration::ZERO, Deadline::remaining);
     let until = Deadline::after(left.mul_f64(FINISH_SHARE));
-    let is_busy = || keeper.put_streams.open() > 0 || !keeper.objects.holds.is_idle();
+    let is_busy = || {
+        // A put that lost its place is not among the streams, and its files are there all the same.
+        let is_writing = keeper.put_streams.open() > 0 || keeper.objects.large.ingests() > 0;
+        is_writing || !keeper.objects.holds.is_idle()
+    };
     // The pools stop after this, so those who read can finish too.
     while (is_busy() || keeper.get_streams.open() > 0) && !until.has_passed() {
         tokio::time::sleep(LOOK_AT_STOP).await;

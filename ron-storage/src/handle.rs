@@ -41,6 +41,11 @@ pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-storage", "storage_event
 const WRITES_AT: Ratio = Ratio::percent(80);
 const READS_AT: Ratio = Ratio::percent(95);
 
+/// What a store in memory may take where nobody knows how much there is, and what it may take in any case: the space that
+/// is to stay free, and as much again.
+const MEMORY_MAX: u64 = 1 << 30;
+const MEMORY_MIN: u64 = 128 << 20;
+
 /// Most objects in one page of a list.
 const PAGE_MAX: usize = 1000;
 
@@ -192,6 +197,8 @@ pub struct Scrubbed {
     /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
     /// do better, and putting one again writes it anew.
     pub unreadable: Vec<ContentId>,
+    /// Stretches of the journal that cannot be read. What they said besides the objects themselves is written again.
+    pub journal_damage: u64,
 }
 
 /// What is kept, and what that takes.
@@ -232,7 +239,9 @@ impl Builder {
     }
 
     /// Keeps objects in memory only, as without [`data`](Self::data): nothing reaches a disk, and all is gone with the
-    /// store.
+    /// store. All of it together takes at most half of the memory that is free at the start; more is
+    /// [`StorageError::Full`]. For another limit, give a [`MemoryDisk::with_capacity`] to [`data`](Self::data), or set
+    /// [`quota_bytes`](Settings::quota_bytes).
     #[must_use]
     pub fn memory(mut self) -> Self {
         self.data = None;
@@ -277,7 +286,10 @@ impl Builder {
         let pools = group.child("storage pools", settings.drain, metrics.clone());
         let site = match data {
             Some((disk, dir)) => Site { disk, dir, is_durable: true, seed },
-            None => Site { disk: Arc::new(MemoryDisk::new()), dir: "store".into(), is_durable: false, seed },
+            None => {
+                let disk = Arc::new(MemoryDisk::with_capacity(memory_max()));
+                Site { disk, dir: "store".into(), is_durable: false, seed }
+            }
         };
         let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
         if let Some(reason) = &opened.rebuilt {
@@ -337,6 +349,20 @@ impl Builder {
         };
         Ok(Store { inner: Arc::new(inner), group, client: None })
     }
+}
+
+/// What a store in memory may take if nobody says: half of what the machine, or the group of processes that this one is in,
+/// has left. Where nobody knows, a gibibyte.
+fn memory_max() -> u64 {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    let allowed = number("/sys/fs/cgroup/memory.max")
+        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    let left = [available, allowed].into_iter().flatten().min();
+    left.map_or(MEMORY_MAX, |left| left / 2).max(MEMORY_MIN)
 }
 
 /// Writes are not ready while the disk has less than it should keep free.
@@ -488,7 +514,7 @@ impl Store {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let place = self.admit(&self.inner.put_streams)?;
+        let place = self.admit(&self.inner.put_streams, put.len.unwrap_or(0))?;
         let stored = deadline.limit("put", self.inner.write(&place, source, put, deadline)).await??;
         let counts = &self.inner.counts;
         if stored.existed {
@@ -516,7 +542,7 @@ impl Store {
     ) -> Result<Reader, StorageError> {
         let stat = self.readable(id, deadline)?;
         let range = resolve(&range, stat.len)?;
-        let place = self.admit(&self.inner.get_streams)?;
+        let place = self.admit(&self.inner.get_streams, range.end - range.start)?;
         self.inner.counts.gets.add(1);
         Ok(Reader::new(Arc::clone(&self.inner), place, id, stat.len, range))
     }
@@ -539,7 +565,7 @@ impl Store {
         if wanted.is_empty() {
             return Err(StorageError::Range { len: stat.len });
         }
-        let place = self.admit(&self.inner.get_streams)?;
+        let place = self.admit(&self.inner.get_streams, wanted.proof_len(shape))?;
         self.inner.counts.gets.add(1);
         Ok(Proof::new(Arc::clone(&self.inner), place, id, shape, wanted))
     }
@@ -732,12 +758,16 @@ impl Store {
         if stat.is_quarantined { Err(StorageError::Corrupt { id, at: 0 }) } else { Ok(stat) }
     }
 
-    fn admit(&self, streams: &Arc<Streams>) -> Result<Place, StorageError> {
+    /// A place for a stream of so many bytes, as far as that is known: they count against its client at once, and whoever
+    /// has spent more than its rate waits before the next one.
+    fn admit(&self, streams: &Arc<Streams>, bytes: u64) -> Result<Place, StorageError> {
         if self.group.stop().is_requested() {
             return Err(StorageError::Canceled);
         }
-        let pass = self.client.map(|client| self.inner.gate.enter(client, 0)).transpose()?;
-        streams.admit(self.client, pass, self.settings().idle_timeout)
+        let pass = self.client.map(|client| self.inner.gate.enter(client, bytes)).transpose()?;
+        let place = streams.admit(self.client, pass, self.settings().idle_timeout)?;
+        // Whoever waits for the last stream at the stop may have looked just before this one had its place.
+        if self.group.stop().is_requested() { Err(StorageError::Canceled) } else { Ok(place) }
     }
 
     fn begin(&self, op: &'static str, deadline: Deadline) -> Result<Option<Pass>, StorageError> {

@@ -88,7 +88,8 @@ impl Holds {
             name.doubt = None;
         }
         let woken = std::mem::take(&mut name.waiting);
-        if woken.is_empty() && name.doubt.is_none() {
+        // Whoever waits makes it anew, and one that gave up waiting leaves nothing behind.
+        if name.doubt.is_none() {
             names.remove(id);
         }
         drop(names);
@@ -180,6 +181,8 @@ mod tests {
         assert!(holds.names.lock().is_empty());
         let Poll::Ready(third) = poll(pin!(holds.take(id))) else { panic!("nobody holds it") };
         assert_eq!(third.doubt(), None);
+        // One that waits and gives up.
+        assert!(poll(pin!(holds.take(id))).is_pending());
         drop(third);
         assert!(holds.names.lock().is_empty());
     }

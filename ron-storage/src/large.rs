@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -57,6 +57,7 @@ pub(crate) struct Large {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     next: AtomicU64,
+    ingests: AtomicUsize,
     state: Lock<State>,
     proven: Proven,
     /// What objects are read into, small ones too.
@@ -95,6 +96,7 @@ impl Large {
             disk: Arc::clone(disk),
             dir: dir.join(DIR),
             next: AtomicU64::new(1),
+            ingests: AtomicUsize::new(0),
             state: Lock::new(OPENED, State::default(), metrics),
             proven: Proven::new(metrics),
             buffers: Buffers::new(metrics),
@@ -104,6 +106,11 @@ impl Large {
     /// The next number for a file.
     pub(crate) fn next_file(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
+    }
+
+    /// Objects that are being written.
+    pub(crate) fn ingests(&self) -> usize {
+        self.ingests.load(Ordering::Acquire)
     }
 
     /// Uses no number below this.
@@ -124,6 +131,7 @@ impl Large {
                 Err(DiskError::AlreadyExists { .. }) => continue,
                 created => created.map_err(of_disk)?,
             };
+            self.ingests.fetch_add(1, Ordering::AcqRel);
             let doom = Doom { large: Arc::clone(self), file: Some(file) };
             return Ok(Ingest { data, tree: OnceLock::new(), doom, began: now() });
         }
@@ -408,6 +416,7 @@ impl Drop for Doom {
         if let Some(file) = self.file {
             self.large.doom(file);
         }
+        self.large.ingests.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

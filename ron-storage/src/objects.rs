@@ -10,7 +10,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -57,7 +57,8 @@ const MOVES_MAX: usize = 8;
 const SLOW: Duration = Duration::from_secs(1);
 
 /// How much is written on the word of one look at the free space. Others use the disk too.
-const TRUST_MAX: u64 = 64 << 20;
+/// Far below the space that is kept free, since several may look at once and nobody knows how long ago that was.
+const TRUST_MAX: u64 = 16 << 20;
 
 /// A part of an object to be read.
 #[derive(Debug, Clone)]
@@ -93,6 +94,8 @@ pub(crate) struct Objects {
     reserved_bytes: AtomicU64,
     reserved_objects: AtomicU64,
     trusted_room: AtomicU64,
+    /// Whether the journal may not know of all damage that the table knows of.
+    pub(crate) owes_notes: AtomicBool,
     full: Tally,
     over_quota: Tally,
 }
@@ -141,6 +144,7 @@ impl Objects {
             reserved_bytes: AtomicU64::new(0),
             reserved_objects: AtomicU64::new(0),
             trusted_room: AtomicU64::new(0),
+            owes_notes: AtomicBool::new(false),
             full: metrics.tally(REFUSED_WRITES, "full"),
             over_quota: metrics.tally(REFUSED_WRITES, "quota"),
             metrics: metrics.clone(),
@@ -280,8 +284,9 @@ impl Objects {
             tracing::error!(id = %entry.id, found_by, "an object is damaged and no longer served");
             self.metrics.tally(CORRUPT, found_by).add(1);
             self.events.publish(Event::Quarantined { id: entry.id });
-            // If too many wait it is found again after a restart.
-            let _ = self.upkeep.try_push(Errand::WriteBad(entry.id));
+            if self.upkeep.try_push(Errand::WriteBad(entry.id)).is_err() {
+                self.owes_notes.store(true, Ordering::Release);
+            }
         }
     }
 
@@ -312,8 +317,25 @@ impl Objects {
         error
     }
 
+    /// Refuses at once what is announced and cannot be kept. If it is known by its name not to be here, its part of the quota
+    /// is kept for it.
+    pub(crate) fn expect(&self, put: Put, settings: &Settings) -> Result<Option<Reserved<'_>>, StorageError> {
+        let Some(len) = put.len else { return Ok(None) };
+        if len > settings.object_bytes_max {
+            return Err(StorageError::TooLarge { key: "object_bytes_max", limit: settings.object_bytes_max });
+        }
+        self.check_length(len, settings)?;
+        // Not spent: each piece asks again, and others may have been quicker.
+        let free = self.disk.free_space().unwrap_or(u64::MAX);
+        if free < settings.reserve_bytes.saturating_add(len) {
+            return Err(self.counted(StorageError::Full));
+        }
+        let is_new = put.expect.is_some_and(|id| self.entry(&id).is_none());
+        if is_new { self.reserve(len, settings).map(Some) } else { Ok(None) }
+    }
+
     /// Refuses at once an object that is longer than all together may be. Whether there is room for it beside the others is
-    /// known only at its end, when it turns out whether it is here already.
+    /// known only at its end, if it did not come with a name: it may be here already.
     pub(crate) fn check_length(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
         settings.check_quota(0, 0, len).map_err(|error| self.counted(error))
     }
@@ -408,12 +430,12 @@ impl Objects {
         Ok(known)
     }
 
-    /// Keeps a small object. Says whether it was here before, and what the acknowledgement stands for.
+    /// Keeps a small object, for which so much of the quota is kept already. Says whether it was here before, and what the acknowledgement stands for.
     pub(crate) async fn put_small(
         &self,
         id: ContentId,
         content: Bytes,
-        put: Put,
+        (put, quota): (Put, u64),
         settings: &Settings,
         deadline: Deadline,
     ) -> Result<(bool, Durability), StorageError> {
@@ -424,7 +446,8 @@ impl Objects {
         }
         let len = content.len() as u64;
         let known = self.entry(&id);
-        let _reserved = if known.is_none() { Some(self.reserve(len, settings)?) } else { None };
+        let _reserved =
+            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
         self.check_room(len, settings)?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         // What replaces something must not be less certain than that.
@@ -439,12 +462,12 @@ impl Objects {
         Ok((false, self.granted(put.durability)))
     }
 
-    /// Keeps a large object whose files are complete. `sync` makes them durable. Says whether it was here before.
+    /// Keeps a large object whose files are complete, for which so much of the quota is kept already. `sync` makes them durable. Says whether it was here before.
     pub(crate) async fn put_large(
         &self,
         (id, len): (ContentId, u64),
         ingest: Arc<Ingest>,
-        put: Put,
+        (put, quota): (Put, u64),
         settings: &Settings,
         deadline: Deadline,
         sync: impl Future<Output = Result<(), StorageError>>,
@@ -455,7 +478,8 @@ impl Objects {
             return Ok((true, durability));
         }
         let known = self.entry(&id);
-        let _reserved = if known.is_none() { Some(self.reserve(len, settings)?) } else { None };
+        let _reserved =
+            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
         sync.await?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;
@@ -529,6 +553,28 @@ impl Objects {
             self.append(&mut hold, append, None, deadline).await?;
             hold.settle();
         }
+        Ok(())
+    }
+
+    /// Writes down once more that an object is in a file, if it still is, with all its flags.
+    pub(crate) async fn write_large_again(
+        &self,
+        id: ContentId,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        let mut hold = self.hold(id, deadline).await?;
+        let Some(entry) = self.entry(&id) else { return Ok(()) };
+        let Home::Large(file) = entry.home else { return Ok(()) };
+        let mut notes = vec![Note::Large { id, file, len: entry.len }];
+        notes.extend(entry.is_pinned.then_some(Note::Pinned(id)));
+        notes.extend(entry.is_bad.then_some(Note::Bad { id, len: entry.len }));
+        let notes = notes.iter().map(Note::encode).map(|(kind, payload)| (kind, payload.into())).collect();
+        hold.begin(self.acknowledged(), None);
+        let positions = self.journal.append_all(notes, deadline).await.map_err(of_journal)?;
+        if let Some(last) = positions.last() {
+            self.note(*last, true)?;
+        }
+        hold.settle();
         Ok(())
     }
 
@@ -692,9 +738,15 @@ impl fmt::Debug for Objects {
 }
 
 /// A part of the quota for an object that is not in the table yet.
-struct Reserved<'a> {
+pub(crate) struct Reserved<'a> {
     objects: &'a Objects,
     len: u64,
+}
+
+impl Reserved<'_> {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
 }
 
 impl Drop for Reserved<'_> {

@@ -81,6 +81,12 @@ impl Reader {
         self.rest.start..end.min(self.rest.end)
     }
 
+    /// Reads another part of the same object next, in the same place.
+    #[cfg(feature = "http")]
+    pub(crate) fn go_on_with(&mut self, range: Range<u64>) {
+        (self.rest, self.pending) = (range, None);
+    }
+
     /// Whether somebody else has its place now.
     #[cfg(feature = "http")]
     pub(crate) fn has_lost_its_place(&self) -> bool {

@@ -3,7 +3,11 @@
 //! Everything here is cut into steps of a mebibyte or a few hundred objects, so that whoever is served meanwhile waits for
 //! one step at most. One task runs it, so that of those who hold many names at once there is only one.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ron_core::{
@@ -15,13 +19,14 @@ use tokio::time::Instant;
 
 use crate::{
     Event, StorageError,
+    actor::Errand,
     error::{of_disk, of_journal},
     handle::{Collected, Gc, Scrubbed},
     holds::Hold,
     index,
     logic::{
         records::{Note, SMALL},
-        table::{Entry, Home, Spot},
+        table::{Entry, Home, Spot, Table},
     },
     metrics::UNREADABLE,
     objects::Objects,
@@ -69,8 +74,12 @@ pub(crate) struct Upkeep {
     /// Where journal and files were at some moments of the past, oldest first.
     marks: Vec<Mark>,
     checkpointed: u64,
-    /// Whether the index on disk no longer fits the journal.
-    is_stale: bool,
+    /// From where on the journal is read on top of the index that is on disk, if this one wrote it.
+    floor: Option<Spot>,
+    /// Whether a part of the segment that is being compacted cannot be read.
+    has_damage: bool,
+    /// Segments that may be compacted before others have their turn again.
+    passes: usize,
 }
 
 /// What was put before a moment is before this.
@@ -100,15 +109,19 @@ impl Upkeep {
             stop,
             marks: Vec::new(),
             checkpointed,
-            is_stale: false,
+            floor: None,
+            has_damage: false,
+            passes: 0,
         }
     }
 
-    /// What is due now and then: the index, compaction, files that nobody needs, doubts, watermarks.
-    pub(crate) async fn tick(&mut self, settings: &Settings) {
+    /// What is due now and then: the index, files that nobody needs, doubts, watermarks, and a segment to compact. Says
+    /// whether there is another one, so that this `goes_on` as soon as errands are done.
+    pub(crate) async fn tick(&mut self, settings: &Settings, goes_on: bool) -> bool {
         self.mark(settings);
         self.sweep().await;
         self.settle_doubts().await;
+        self.write_owed_notes().await;
         if self.objects.is_durable
             && self.objects.written().saturating_sub(self.checkpointed) >= CHECKPOINT_BYTES
         {
@@ -116,13 +129,19 @@ impl Upkeep {
                 tracing::warn!(%error, "the index could not be written");
             }
         }
-        match self.compact(settings).await {
-            Ok(_) | Err(StorageError::Canceled) => {}
-            Err(error) => tracing::warn!(%error, "the journal could not be compacted"),
+        if !goes_on {
+            self.passes = self.objects.reader.segments().len();
         }
-        if self.is_stale && self.objects.is_durable {
-            if let Err(error) = self.checkpoint().await {
-                tracing::warn!(%error, "the index could not be written");
+        if self.passes == 0 {
+            return false;
+        }
+        self.passes -= 1;
+        match self.compact(settings, 1).await {
+            Ok(_) => self.passes > 0 && self.is_due(settings),
+            Err(StorageError::Canceled) => false,
+            Err(error) => {
+                tracing::warn!(%error, "the journal could not be compacted");
+                false
             }
         }
     }
@@ -174,6 +193,30 @@ impl Upkeep {
         }
     }
 
+    /// Writes down damage of which a note found no place, or failed.
+    async fn write_owed_notes(&self) {
+        let objects = &self.objects;
+        if !objects.owes_notes.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut after: Option<ContentId> = None;
+        loop {
+            let (page, more) = objects.table.lock().page(after.as_ref(), STEP_OBJECTS);
+            after = page.last().map(|last| last.id);
+            for entry in page.iter().filter(|entry| entry.is_bad) {
+                if let Err(error) = objects.write_bad(entry.id, soon()).await {
+                    tracing::warn!(id = %entry.id, %error, "damage could not be written down");
+                    objects.owes_notes.store(true, Ordering::Release);
+                    return;
+                }
+            }
+            if !more {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Writes the index.
     pub(crate) async fn checkpoint(&mut self) -> Result<u64, StorageError> {
         let objects = &self.objects;
@@ -205,15 +248,15 @@ impl Upkeep {
             move || index::publish(&*objects.disk, &objects.dir)
         };
         objects.spawner.blocking("index", soon(), publish).await?.map_err(of_disk)?;
-        (self.checkpointed, self.is_stale) = (objects.written(), false);
+        (self.checkpointed, self.floor) = (objects.written(), Some(floor));
         Ok(entries)
     }
 
-    /// Copies what is alive out of the oldest segments and removes them, until little enough of the journal is garbage.
-    /// Says how many bytes that gave back.
-    pub(crate) async fn compact(&mut self, settings: &Settings) -> Result<u64, StorageError> {
+    /// Copies what is alive out of the oldest segments and removes them, until little enough of the journal is garbage or
+    /// `most` are done. Says how many bytes that gave back.
+    pub(crate) async fn compact(&mut self, settings: &Settings, most: usize) -> Result<u64, StorageError> {
         let mut freed = 0;
-        let mut passes = self.objects.reader.segments().len();
+        let mut passes = self.objects.reader.segments().len().min(most);
         while passes > 0 && self.is_due(settings) {
             passes -= 1;
             let before = self.objects.written();
@@ -221,14 +264,55 @@ impl Upkeep {
             let now = self.objects.written();
             freed += before.saturating_sub(now);
             self.checkpointed = self.checkpointed.min(now);
+            self.sweep().await;
         }
         if freed > 0 {
-            // What the index begins with is gone, and without a new one the whole journal would have to be read.
-            self.is_stale = true;
             self.compacted.add(freed);
             self.objects.events.publish(Event::Compacted { bytes: freed });
         }
         Ok(freed)
+    }
+
+    /// Compacts everything up to a segment of which a part cannot be read, however little of it is garbage: what the table
+    /// knows is written again, and what it does not know no longer comes back when the journal is all there is.
+    pub(crate) async fn mend(&mut self, sequence: u64) -> Result<(), StorageError> {
+        let is_there = |upkeep: &Self| {
+            let segments = upkeep.objects.reader.segments();
+            segments.len() > 1 && segments.first().is_some_and(|first| first.sequence <= sequence)
+        };
+        while is_there(self) {
+            self.compact_first().await?;
+            self.sweep().await;
+        }
+        Ok(())
+    }
+
+    /// Writes down again which objects are in files. What said so of some of them may have been in a part of the journal that
+    /// cannot be read, and nobody knows of which.
+    async fn write_large_again(&self) -> Result<(), StorageError> {
+        let objects = &self.objects;
+        let mut after: Option<ContentId> = None;
+        loop {
+            let (page, more) = objects.table.lock().page(after.as_ref(), STEP_OBJECTS);
+            after = page.last().map(|last| last.id);
+            for entry in page.iter().filter(|entry| matches!(entry.home, Home::Large(_))) {
+                objects.write_large_again(entry.id, soon()).await?;
+            }
+            if !more {
+                return Ok(());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Writes the index if it would be of no use without this segment: the whole journal would have to be read then.
+    async fn checkpoint_before(&mut self, sequence: u64) {
+        let needs_it = self.floor.is_none_or(|floor| floor.position().segment <= sequence);
+        if needs_it && self.objects.is_durable {
+            if let Err(error) = self.checkpoint().await {
+                tracing::warn!(%error, "the index could not be written");
+            }
+        }
     }
 
     /// Whether enough is garbage, and in segments that can be removed.
@@ -248,6 +332,8 @@ impl Upkeep {
         let segments = self.objects.reader.segments();
         let [first, _, ..] = &segments[..] else { return Ok(()) };
         let sequence = first.sequence;
+        self.checkpoint_before(sequence).await;
+        self.has_damage = false;
         let from = Position { segment: sequence, offset: 0 };
         let mut scan = self.objects.reader.scan(from);
         loop {
@@ -266,6 +352,9 @@ impl Upkeep {
                 break;
             }
         }
+        if self.has_damage {
+            self.write_large_again().await?;
+        }
         self.objects.journal.remove_before(sequence + 1, soon()).await.map_err(of_journal)?;
         Ok(())
     }
@@ -280,14 +369,15 @@ impl Upkeep {
     }
 
     /// Writes again, at the end of the journal, what is alive among some records.
-    async fn move_on(&self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
-        let objects = &self.objects;
+    async fn move_on(&mut self, items: Vec<Item>, sequence: u64) -> Result<(), StorageError> {
+        let objects = &Arc::clone(&self.objects);
         let (mut moved, mut names) = (Vec::new(), HashSet::new());
         let mut appends: Vec<(u8, Bytes)> = Vec::new();
         for item in items {
             let record = match item {
                 Item::Record(record) => record,
                 Item::Damaged(damage) => {
+                    self.has_damage = true;
                     self.give_up(damage, sequence).await?;
                     continue;
                 }
@@ -371,15 +461,18 @@ impl Upkeep {
         let (Some(from), Some(to)) = (Spot::of(damage.from), Spot::of(damage.to.min(end))) else {
             return Ok(());
         };
-        let lost = self.objects.table.lock().in_stretch(from, to);
-        for entry in lost {
-            self.objects.quarantine(&entry, "compaction");
-            self.objects.write_bad(entry.id, soon()).await?;
-            self.objects.table.lock().change(&entry.id, |now| {
-                if now.home == entry.home {
-                    now.home = Home::Lost;
-                }
-            });
+        for part in 0..Table::PARTS {
+            let lost = self.objects.table.lock().in_stretch(part, from, to);
+            for entry in lost {
+                self.objects.quarantine(&entry, "compaction");
+                self.objects.write_bad(entry.id, soon()).await?;
+                self.objects.table.lock().change(&entry.id, |now| {
+                    if now.home == entry.home {
+                        now.home = Home::Lost;
+                    }
+                });
+            }
+            tokio::task::yield_now().await;
         }
         Ok(())
     }
@@ -531,11 +624,50 @@ pub(crate) async fn scrub(objects: &Arc<Objects>, pacer: &Pacer) -> Result<Scrub
             }
         }
         if !more {
+            scrub_journal(objects, pacer, &mut scrubbed).await?;
             let damaged = scrubbed.damaged.len() + scrubbed.unreadable.len();
             objects.events.publish(Event::Scrubbed { objects: scrubbed.objects, damaged });
             return Ok(scrubbed);
         }
     }
+}
+
+/// Reads the journal too, for what it says besides the objects: pins, deletions, which files there are. The table knows all of
+/// that, so where it cannot be read it is written again.
+async fn scrub_journal(
+    objects: &Arc<Objects>,
+    pacer: &Pacer,
+    scrubbed: &mut Scrubbed,
+) -> Result<(), StorageError> {
+    let segments = objects.reader.segments();
+    // The last one is being written, and read whenever the store is opened.
+    let Some((_, sealed)) = segments.split_last() else { return Ok(()) };
+    let mut worst = None;
+    for segment in sealed {
+        let sequence = segment.sequence;
+        let mut scan = objects.reader.scan(Position { segment: sequence, offset: 0 });
+        loop {
+            let (after, step) =
+                objects.spawner.blocking("scrub", soon(), move || gather(scan, sequence)).await?;
+            scan = after;
+            let step = step.map_err(of_journal)?;
+            let damages = step.items.iter().filter(|item| matches!(item, Item::Damaged(_))).count();
+            if damages > 0 {
+                scrubbed.journal_damage += damages as u64;
+                worst = Some(sequence);
+            }
+            pacer.take(step.bytes as u64, Deadline::after(Deadline::LONGEST)).await?;
+            if step.is_last {
+                break;
+            }
+        }
+    }
+    if let Some(sequence) = worst {
+        tracing::error!(sequence, "a part of the journal cannot be read; what it said is written again");
+        // If too many wait, the next scrub finds it again.
+        let _ = objects.upkeep.try_push(Errand::Mend(sequence));
+    }
+    Ok(())
 }
 
 /// Whether an object is whole. Damage is quarantined.

@@ -19,6 +19,7 @@ use crate::{
     actor::{run, run_within},
     handle::Inner,
     large::{Hashing, Ingest},
+    objects::Reserved,
     settings::Settings,
     streams::Place,
 };
@@ -51,6 +52,9 @@ pub struct Put {
     pub pin: bool,
     /// What it must be called, if that is known.
     pub expect: Option<ContentId>,
+    /// How long it will be, if that is known: what is too long, or has no room, is refused before anything is read. With a
+    /// name that is not here, its part of the quota is kept for it from the beginning.
+    pub len: Option<u64>,
 }
 
 /// An object that is stored.
@@ -122,6 +126,8 @@ impl Inner {
                 return Ok(Stored { id, len, durability, existed: true });
             }
         }
+        let reserved = self.objects.expect(put, &settings)?;
+        let quota = reserved.as_ref().map_or(0, Reserved::len);
         let mut source = pin!(source);
         let mut gathered = Gathered::default();
         while let Some(bytes) = self.next(source.as_mut(), place, &settings).await? {
@@ -132,7 +138,15 @@ impl Inner {
             }
             if gathered.len() > settings.small_bytes_max as usize {
                 // Boxed, so that the future of a small put stays small.
-                return Box::pin(self.write_large(place, source, gathered, put, &settings, deadline)).await;
+                return Box::pin(self.write_large(
+                    place,
+                    source,
+                    gathered,
+                    (put, quota),
+                    &settings,
+                    deadline,
+                ))
+                .await;
             }
         }
         let content = gathered.take();
@@ -143,7 +157,8 @@ impl Inner {
         };
         check_name(put, id)?;
         let (len, last) = (content.len() as u64, now());
-        let (existed, durability) = self.objects.put_small(id, content, put, &settings, deadline).await?;
+        let (existed, durability) =
+            self.objects.put_small(id, content, (put, quota), &settings, deadline).await?;
         self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
         Ok(Stored { id, len, durability, existed })
     }
@@ -153,7 +168,7 @@ impl Inner {
         place: &Place,
         source: Pin<&mut S>,
         gathered: Gathered,
-        put: Put,
+        (put, quota): (Put, u64),
         settings: &Settings,
         deadline: Deadline,
     ) -> Result<Stored, StorageError>
@@ -206,7 +221,7 @@ impl Inner {
         let syncing = Arc::clone(&ingest);
         let sync = async { run(&self.syncs, deadline, move || syncing.sync()).await? };
         let (existed, durability) =
-            self.objects.put_large((id, len), ingest, put, settings, deadline, sync).await?;
+            self.objects.put_large((id, len), ingest, (put, quota), settings, deadline, sync).await?;
         self.counts.commit.observe(now().saturating_duration_since(last).as_secs_f64());
         Ok(Stored { id, len, durability, existed })
     }

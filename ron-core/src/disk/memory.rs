@@ -7,7 +7,10 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::{Access, Disk, DiskError, DiskLock, Entry, File, RawFile, components, parent, same_dir};
@@ -24,6 +27,35 @@ pub struct MemoryDisk {
 struct State {
     names: BTreeMap<PathBuf, Node>,
     locks: BTreeMap<PathBuf, ()>,
+    room: Arc<Room>,
+}
+
+/// What all files may take together, and what they take, in whole pages.
+struct Room {
+    capacity: u64,
+    used: AtomicU64,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Room { capacity: u64::MAX, used: AtomicU64::new(0) }
+    }
+}
+
+impl Room {
+    fn take(&self) -> bool {
+        let used = self.used.fetch_add(PAGE as u64, Ordering::Relaxed);
+        let fits = used.saturating_add(PAGE as u64) <= self.capacity;
+        if !fits {
+            self.used.fetch_sub(PAGE as u64, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn give_back(&self, pages: &[Option<Box<[u8]>>]) {
+        let bytes = pages.iter().flatten().count() * PAGE;
+        self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
 }
 
 #[derive(Clone)]
@@ -37,6 +69,13 @@ enum Node {
 struct Pages {
     len: u64,
     pages: Vec<Option<Box<[u8]>>>,
+    room: Arc<Room>,
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.room.give_back(&self.pages);
+    }
 }
 
 impl MemoryDisk {
@@ -44,6 +83,14 @@ impl MemoryDisk {
     #[must_use]
     pub fn new() -> Self {
         MemoryDisk::default()
+    }
+
+    /// An empty disk of this size. What does not fit is refused as on any other.
+    #[must_use]
+    pub fn with_capacity(bytes: u64) -> Self {
+        let disk = MemoryDisk::new();
+        disk.lock_state().room = Arc::new(Room { capacity: bytes, used: AtomicU64::new(0) });
+        disk
     }
 
     fn lock_state(&self) -> MutexGuard<'_, State> {
@@ -93,8 +140,10 @@ impl fmt::Debug for MemoryDisk {
 
 impl Disk for MemoryDisk {
     fn create(&self, path: &Path) -> Result<File, DiskError> {
-        let pages = Arc::<RwLock<Pages>>::default();
-        self.lock_state().add("create", path, Node::File(Arc::clone(&pages)))?;
+        let mut state = self.lock_state();
+        let pages = Arc::new(RwLock::new(Pages { len: 0, pages: Vec::new(), room: Arc::clone(&state.room) }));
+        state.add("create", path, Node::File(Arc::clone(&pages)))?;
+        drop(state);
         Ok(File::new(path, Box::new(MemoryFile { pages, access: Access::Write })))
     }
 
@@ -157,9 +206,13 @@ impl Disk for MemoryDisk {
         Ok(DiskLock::new(Box::new(MemoryLock { disk: self.clone(), path: path.to_path_buf() })))
     }
 
-    /// Nobody knows how much memory is left; whoever keeps much in it sets a limit of its own.
+    /// What is left of its capacity. Without one nobody knows, and whoever keeps much in memory sets a limit of its own.
     fn free_space(&self) -> Result<u64, DiskError> {
-        Ok(u64::MAX)
+        let room = Arc::clone(&self.lock_state().room);
+        Ok(match room.capacity {
+            u64::MAX => u64::MAX,
+            capacity => capacity.saturating_sub(room.used.load(Ordering::Relaxed)),
+        })
     }
 }
 
@@ -228,12 +281,17 @@ impl RawFile for MemoryFile {
                 if file.pages.len() <= page {
                     file.pages.resize_with(page + 1, || None);
                 }
+                if file.pages[page].is_none() && !file.room.take() {
+                    file.len = file.len.max(offset + written as u64);
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
                 let target = file.pages[page].get_or_insert_with(|| vec![0; PAGE].into_boxed_slice());
                 target[at..at + step].copy_from_slice(&bytes[written..written + step]);
                 written += step;
             }
             file.len = file.len.max(offset + bytes.len() as u64);
-        })
+            Ok(())
+        })?
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -248,7 +306,9 @@ impl RawFile for MemoryFile {
         self.change(|file| {
             if len < file.len {
                 let (page, at) = place(len);
-                file.pages.truncate(page + usize::from(at > 0));
+                let kept = (page + usize::from(at > 0)).min(file.pages.len());
+                let gone = file.pages.split_off(kept);
+                file.room.give_back(&gone);
                 // What comes back into the file later is zeros.
                 if let Some(Some(last)) = file.pages.get_mut(page) {
                     last[at..].fill(0);
@@ -311,6 +371,21 @@ mod tests {
         assert!(file.write_at(0, b"x").is_err());
         disk.remove(path("a/h")).unwrap();
         assert!(disk.open(path("a/h"), Access::Read).is_err());
+    }
+
+    #[test]
+    fn a_disk_of_some_size_is_full_at_some_point() {
+        let disk = MemoryDisk::with_capacity(3 * PAGE as u64);
+        let file = disk.create(path("f")).unwrap();
+        file.write_at(0, &[1; 2 * PAGE]).unwrap();
+        assert_eq!(disk.free_space().unwrap(), PAGE as u64);
+        assert!(matches!(file.write_at(2 * PAGE as u64, &[1; 2 * PAGE]), Err(DiskError::NoSpace { .. })));
+        file.set_len(PAGE as u64).unwrap();
+        assert_eq!(disk.free_space().unwrap(), 2 * PAGE as u64);
+        disk.remove(path("f")).unwrap();
+        drop(file);
+        assert_eq!(disk.free_space().unwrap(), 3 * PAGE as u64);
+        assert_eq!(MemoryDisk::new().free_space().unwrap(), u64::MAX);
     }
 
     proptest! {

@@ -86,6 +86,10 @@ impl Wanted {
             if verdict == Verdict::Answer && !self.is_head { asked.get(header::RANGE) } else { None };
         let selection = match ranges.map(|ranges| self.select(ranges.as_bytes())) {
             None => Selection::Whole,
+            // A header that may stand once stands twice: nobody can say which was meant.
+            Some(_) if asked.get_all(header::RANGE).iter().count() > 1 => {
+                return Ok(no_range(RangeError::Malformed, self.len));
+            }
             Some(Ok(selection)) => selection,
             Some(Err(error)) => return Ok(no_range(error, self.len)),
         };

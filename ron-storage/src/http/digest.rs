@@ -38,18 +38,21 @@ impl Said {
     /// Reads the lines of the header.
     pub(super) fn parse(lines: &[&[u8]]) -> Result<Self, DigestError> {
         let mut said = Said::default();
-        let members = lines.iter().flat_map(|line| line.split(|byte| *byte == b','));
-        for (number, member) in members.enumerate() {
+        let members = lines.iter().flat_map(|line| line.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
+        for (number, member) in members.filter(|member| !member.is_empty()).enumerate() {
             if number == DIGESTS_MAX {
                 return Err(DigestError::TooMany);
             }
-            let member = std::str::from_utf8(member.trim_ascii()).map_err(|_| DigestError::Malformed)?;
+            let member = std::str::from_utf8(member).map_err(|_| DigestError::Malformed)?;
             let (name, value) = member.split_once('=').ok_or(DigestError::Malformed)?;
             let is_key = !name.is_empty()
                 && name
                     .bytes()
                     .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'*'));
-            let value = value.strip_prefix(':').and_then(|value| value.strip_suffix(':'));
+            // Parameters may follow, and none is defined.
+            let value = value.strip_prefix(':').and_then(|value| value.split_once(':'));
+            let value =
+                value.filter(|(_, after)| after.is_empty() || after.starts_with(';')).map(|(value, _)| value);
             let value = value.filter(|_| is_key).ok_or(DigestError::Malformed)?;
             let value = BASE64.decode(value.as_bytes()).map_err(|_| DigestError::Malformed)?;
             match name {
@@ -109,14 +112,26 @@ mod tests {
         let long = format!("sha-512=:{}:", BASE64.encode(&Sha512::digest(body)));
         assert_eq!(check(&format!("{SHA256},{long}"), body), Ok(true));
         assert_eq!(check(&long, b"other"), Ok(false));
+        assert_eq!(
+            check(&format!(",{SHA256};x=1, ,"), body),
+            Ok(true),
+            "parameters, and members that are empty"
+        );
+        assert_eq!(check(&format!("{SHA256},"), b"other"), Ok(false));
         assert_eq!(check("md5=:AAAA:", body), Ok(true), "an algorithm that nobody checks");
     }
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        for header in
-            ["", "sha-256", "sha-256=abc", "sha-256=:a:", "SHA-256=:AAAA:", "sha-256=:AAAA", ",", "=:AAAA:"]
-        {
+        for header in [
+            "sha-256",
+            "sha-256=abc",
+            "sha-256=:a:",
+            "SHA-256=:AAAA:",
+            "sha-256=:AAAA",
+            "a=:AAAA:b",
+            "=:AAAA:",
+        ] {
             assert_eq!(check(header, b""), Err(DigestError::Malformed), "{header}");
         }
         assert_eq!(check("sha-256=:AAAA:", b""), Err(DigestError::Length("sha-256")));

@@ -92,6 +92,8 @@ pub(super) struct ScrubbedBody {
     damaged: Vec<String>,
     /// Those that the disk could not read.
     unreadable: Vec<String>,
+    /// Stretches of the journal that cannot be read.
+    journal_damage: u64,
 }
 
 pub(super) async fn stat(
@@ -140,6 +142,7 @@ pub(super) async fn delete(
 ) -> Result<Response, Problem> {
     let id = id(path)?;
     Query::of(&request, &[])?;
+    super::taking::check_conditions(&store, id, request.headers(), deadline(&request)).await?;
     match for_client(store, &request).delete(id, deadline(&request)).await.map_err(problem)? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(problem(crate::StorageError::NotFound { id })),
@@ -192,5 +195,6 @@ pub(super) async fn scrub(
         bytes: scrubbed.bytes,
         damaged: names(&scrubbed.damaged),
         unreadable: names(&scrubbed.unreadable),
+        journal_damage: scrubbed.journal_damage,
     }))
 }

@@ -145,7 +145,7 @@ fn schemas() -> Value {
         "Collected": record(&[("objects", &number), ("bytes", &number), ("kept", &number), ("dry_run", &flag)], &[]),
         "Scrubbed": record(&[
             ("objects", &number), ("bytes", &number), ("damaged", &json!({"type": "array", "items": &text})),
-            ("unreadable", &json!({"type": "array", "items": &text})),
+            ("unreadable", &json!({"type": "array", "items": &text})), ("journal_damage", &number),
         ], &[]),
         "Problem": record(&[
             ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),

@@ -33,6 +33,9 @@ pub(super) fn problem(error: StorageError) -> Problem {
             told(StatusCode::CONFLICT, "pinned", "the object is pinned").hint("unpin it first")
         }
         StorageError::Source { .. } => told(StatusCode::BAD_REQUEST, "body", "the body ended before its end"),
+        failed @ StorageError::Disk { .. } => Problem::from(failed).hint(
+            "reads go on; after a failed write the node takes no more of them until its disk is looked at and it is restarted",
+        ),
         other => Problem::from(other),
     }
 }

@@ -62,8 +62,10 @@ pub(super) struct Sending {
     source: Option<(Store, ContentId)>,
     parts: VecDeque<Part>,
     now: Now,
-    /// Read already, to see that it is right.
-    first: Option<Bytes>,
+    /// Read already, to see that it is right, with what comes before it.
+    first: VecDeque<Bytes>,
+    /// What read the last range, and reads the next in the same place.
+    resting: Option<Reader>,
     left: u64,
     tries: u32,
     pause: Option<Pin<Box<Sleep>>>,
@@ -86,17 +88,23 @@ impl Sending {
             source: None,
             parts: VecDeque::new(),
             now: Now::Between,
-            first: None,
+            first: VecDeque::new(),
+            resting: None,
             left: 0,
             tries: 0,
             pause: None,
         }
     }
 
-    /// Reads the first piece.
+    /// Reads the first piece of the object.
     pub(super) async fn begin(&mut self, until: Deadline) -> Result<(), StorageError> {
-        let first = poll_fn(|cx| self.poll_piece(cx));
-        self.first = until.limit("get", first).await?.transpose()?;
+        // The text before a range says nothing about the object.
+        while let Some(Part::Bytes(bytes)) = self.parts.front() {
+            self.first.push_back(bytes.clone());
+            self.parts.pop_front();
+        }
+        let first = until.limit("get", poll_fn(|cx| self.poll_piece(cx))).await?.transpose()?;
+        self.first.extend(first);
         Ok(())
     }
 
@@ -110,7 +118,7 @@ impl Sending {
                 Now::Over => return Poll::Ready(None),
                 Now::Between => match self.parts.pop_front() {
                     None => {
-                        self.now = Now::Over;
+                        (self.now, self.resting) = (Now::Over, None);
                         continue;
                     }
                     Some(Part::Bytes(bytes)) => return Poll::Ready(Some(Ok(bytes))),
@@ -148,12 +156,21 @@ impl Sending {
                     self.parts.clear();
                     return Poll::Ready(Some(Err(error)));
                 }
-                None => self.now = Now::Between,
+                None => {
+                    // Its place is for the whole answer.
+                    if let Now::Reading(reader) = std::mem::replace(&mut self.now, Now::Between) {
+                        self.resting = Some(reader);
+                    }
+                }
             }
         }
     }
 
     fn open(&mut self, range: Range<u64>) {
+        if let Some(mut reader) = self.resting.take() {
+            reader.go_on_with(range);
+            return self.now = Now::Reading(reader);
+        }
         let Some((store, id)) = self.source.clone() else { return self.now = Now::Over };
         let part = range.clone();
         let opening = Box::pin(async move { store.get(id, part, Deadline::after(OPEN_MAX)).await });
@@ -197,7 +214,7 @@ impl http_body::Body for Sending {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, StorageError>>> {
-        let piece = match self.first.take() {
+        let piece = match self.first.pop_front() {
             Some(first) => Some(Ok(first)),
             None => ready!(self.poll_piece(cx)),
         };
@@ -206,7 +223,7 @@ impl http_body::Body for Sending {
                 self.left = self.left.saturating_sub(bytes.len() as u64);
                 // Given back as soon as the last byte is read, not when it is written.
                 if self.left == 0 {
-                    self.now = Now::Over;
+                    (self.now, self.resting) = (Now::Over, None);
                 }
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
@@ -219,7 +236,7 @@ impl http_body::Body for Sending {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left == 0 && self.first.is_none()
+        self.left == 0 && self.first.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {

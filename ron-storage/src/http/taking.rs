@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use futures_core::Stream;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body::Body as _;
 use ron_core::{
     ContentId, Deadline,
@@ -26,7 +26,10 @@ use super::{
     digest::Said,
     refusal::problem,
 };
-use crate::{Durability, Put, StorageError, Store, Stored};
+use crate::{
+    Durability, Put, StorageError, Store, Stored,
+    logic::range::{Conditions, Verdict},
+};
 
 /// The longest upload. The server cuts bodies that are too slow, and the store those that stand still; this is the end
 /// that every wait has, and a day is a tebibyte at twelve mebibytes a second.
@@ -49,13 +52,44 @@ pub(super) async fn put_object(
     request: Request,
 ) -> Result<Response, Problem> {
     let id = id(path)?;
-    let create_only =
-        lines(request.headers(), &header::IF_NONE_MATCH).iter().any(|line| line.trim_ascii() == b"*");
-    if create_only && store.has(id, super::asking::deadline(&request)).await.map_err(problem)? {
-        return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "exists", "the object is here already"));
-    }
+    let until = super::asking::deadline(&request);
+    check_conditions(&store, id, request.headers(), until).await?;
+    // Also one that somebody else put in the meantime: the object is what it should be, and not by this request.
+    let creates_only = !lines(request.headers(), &header::IF_NONE_MATCH).is_empty();
     let stored = take(store, request, Some(id)).await?;
+    if stored.existed && creates_only {
+        return Err(exists());
+    }
     Ok(stored_answer(&stored, format!("./{}", stored.id)))
+}
+
+fn exists() -> Problem {
+    Problem::new(StatusCode::PRECONDITION_FAILED, "exists", "the object is here already")
+}
+
+/// What `If-Match` and `If-None-Match` say about a request that changes something: an object that is here has its name as its
+/// tag, and one that is not has none.
+pub(super) async fn check_conditions(
+    store: &Store,
+    id: ContentId,
+    asked: &HeaderMap,
+    until: Deadline,
+) -> Result<(), Problem> {
+    let (if_match, if_none_match) = (lines(asked, &header::IF_MATCH), lines(asked, &header::IF_NONE_MATCH));
+    if if_match.is_empty() && if_none_match.is_empty() {
+        return Ok(());
+    }
+    let conditions = Conditions { if_match: &if_match, if_none_match: &if_none_match, if_range: None };
+    let is_here = store.has(id, until).await.map_err(problem)?;
+    match conditions.judge(&format!("\"{id}\"")) {
+        Verdict::NotModified if is_here => Err(exists()),
+        verdict if verdict == Verdict::Failed || (!is_here && !if_match.is_empty()) => Err(Problem::new(
+            StatusCode::PRECONDITION_FAILED,
+            "precondition",
+            "there is no object with a tag that is named in if-match",
+        )),
+        _ => Ok(()),
+    }
 }
 
 pub(super) async fn post_object(State(store): State<Store>, request: Request) -> Result<Response, Problem> {
@@ -98,7 +132,8 @@ async fn take(store: Store, request: Request, name: Option<ContentId>) -> Result
     if let (Some(expected), Some(actual)) = (name, said.id.filter(|said| Some(*said) != name)) {
         return Err(problem(StorageError::Mismatch { expected, actual }));
     }
-    let put = Put { durability, pin: query.flag("pin")?, expect: name.or(said.id) };
+    let len = request.body().size_hint().exact();
+    let put = Put { durability, pin: query.flag("pin")?, expect: name.or(said.id), len };
     let limit = store.settings().object_bytes_max;
     if request.body().size_hint().lower() > limit {
         return Err(problem(StorageError::TooLarge { key: "object_bytes_max", limit }));

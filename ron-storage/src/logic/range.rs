@@ -60,6 +60,9 @@ pub enum RangeError {
     },
 }
 
+/// Members of a list that may be empty: RFC 9110 wants a reasonable number of them ignored.
+const EMPTY_MAX: usize = 16;
+
 /// What is answered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
@@ -93,13 +96,19 @@ pub fn parse(header: &[u8]) -> Result<Option<Vec<Asked>>, RangeError> {
 /// [`RangeError::Malformed`] or [`RangeError::TooMany`].
 pub fn parse_set(set: &[u8]) -> Result<Vec<Asked>, RangeError> {
     let mut asked = Vec::new();
-    for one in set.split(|byte| *byte == b',') {
+    let (mut empty, all) = (0, set.split(|byte| *byte == b',').map(<[u8]>::trim_ascii));
+    for one in all {
+        // Members of a list may be empty, a few of them.
+        if one.is_empty() && empty < EMPTY_MAX {
+            empty += 1;
+            continue;
+        }
         if asked.len() == RANGES_MAX {
             return Err(RangeError::TooMany);
         }
-        asked.push(parse_one(one.trim_ascii())?);
+        asked.push(parse_one(one)?);
     }
-    Ok(asked)
+    if asked.is_empty() { Err(RangeError::Malformed) } else { Ok(asked) }
 }
 
 fn parse_one(one: &[u8]) -> Result<Asked, RangeError> {
@@ -196,7 +205,13 @@ fn names(lists: &[&[u8]], etag: &str, weak: bool) -> bool {
         if rest == b"*" {
             return true;
         }
-        while !rest.is_empty() {
+        loop {
+            while let Some((b',', after)) = rest.split_first() {
+                rest = after.trim_ascii_start();
+            }
+            if rest.is_empty() {
+                return false;
+            }
             let is_weak = rest.starts_with(b"W/");
             let tag = if is_weak { &rest[2..] } else { rest };
             // A tag ends at its second quote, wherever commas are; what is no tag ends the list.
@@ -209,13 +224,10 @@ fn names(lists: &[&[u8]], etag: &str, weak: bool) -> bool {
                 return true;
             }
             rest = after.trim_ascii_start();
-            match rest.split_first() {
-                None => return false,
-                Some((b',', after)) => rest = after.trim_ascii_start(),
-                Some(_) => return false,
+            if !rest.starts_with(b",") {
+                return false;
             }
         }
-        false
     })
 }
 
@@ -244,6 +256,7 @@ mod tests {
             ("bytes=0-99999999999999999999999999", 0..100),
             (" bytes= 1-2 ", 1..3),
             ("bytes=1-2,200-", 1..3),
+            ("bytes=,1-2, ,", 1..3),
         ] {
             assert_eq!(check(header, 100), Ok(Selection::One(range)), "{header}");
         }
@@ -252,6 +265,8 @@ mod tests {
     #[test]
     fn several_ranges_keep_their_order() {
         assert_eq!(check("bytes=10-19, 0-4 ,-1", 100), Ok(Selection::Many(vec![10..20, 0..5, 99..100])));
+        assert_eq!(check("bytes=0-1,,4-5", 100), Ok(Selection::Many(vec![0..2, 4..6])));
+        assert_eq!(check(&format!("bytes={}0-1", ",".repeat(17)), 100), Err(RangeError::Malformed));
         let most = vec!["1-1"; RANGES_MAX].join(",");
         assert_eq!(check(&format!("bytes={most}"), 100), Err(RangeError::Overlap));
         assert_eq!(check(&format!("bytes={most},1-1"), 100), Err(RangeError::TooMany));
@@ -273,7 +288,6 @@ mod tests {
             "bytes=1",
             "bytes=2-1",
             "bytes=+1-2",
-            "bytes=1-2,",
             "bytes=a-b",
             "bytes=1--2",
             "bytes=1-2-3",
@@ -312,7 +326,9 @@ mod tests {
 
     #[test]
     fn who_has_it_is_not_sent_it() {
-        for list in [TAG, "W/\"b3:0a\"", "*", "\"x\", \"b3:0a\"", "\"a,b\" ,W/\"b3:0a\""] {
+        for list in
+            [TAG, "W/\"b3:0a\"", "*", "\"x\", \"b3:0a\"", "\"a,b\" ,W/\"b3:0a\"", ", \"x\",, \"b3:0a\""]
+        {
             assert_eq!(judge(&[], &[list], None), Verdict::NotModified, "{list}");
         }
         assert_eq!(judge(&[], &["\"x\"", TAG], None), Verdict::NotModified);

@@ -232,10 +232,11 @@ impl Table {
                 None
             }
         };
+        // Wrapping, because an index is read before its sum is checked, and what it says then may be anything.
         if let Some(old) = &old {
-            self.totals.change(old, |sum, part| *sum -= part);
+            self.totals.change(old, |sum, part| *sum = sum.wrapping_sub(part));
         }
-        self.totals.change(&packed.open(), |sum, part| *sum += part);
+        self.totals.change(&packed.open(), |sum, part| *sum = sum.wrapping_add(part));
         old
     }
 
@@ -244,7 +245,7 @@ impl Table {
         let bucket = &mut self.buckets[bucket_of(id)];
         let at = bucket.binary_search_by_key(id, |packed| packed.id).ok()?;
         let old = bucket.remove(at).open();
-        self.totals.change(&old, |sum, part| *sum -= part);
+        self.totals.change(&old, |sum, part| *sum = sum.wrapping_sub(part));
         Some(old)
     }
 
@@ -271,10 +272,15 @@ impl Table {
         (page, false)
     }
 
-    /// The small objects whose records begin in a stretch of the journal. Looks at every entry.
+    /// Parts of the table that are looked at one after the other where it is not to be locked for long.
+    pub const PARTS: usize = 64;
+
+    /// The small objects in one of the [`PARTS`](Self::PARTS) whose records begin in a stretch of the journal. Looks at every
+    /// entry of the part.
     #[must_use]
-    pub fn in_stretch(&self, from: Spot, to: Spot) -> Vec<Entry> {
-        let all = self.buckets.iter().flatten().map(Packed::open);
+    pub fn in_stretch(&self, part: usize, from: Spot, to: Spot) -> Vec<Entry> {
+        let buckets = self.buckets.chunks(BUCKETS / Self::PARTS).nth(part).unwrap_or_default();
+        let all = buckets.iter().flatten().map(Packed::open);
         all.filter(|entry| matches!(entry.home, Home::Small(spot) if from <= spot && spot < to)).collect()
     }
 

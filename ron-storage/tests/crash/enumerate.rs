@@ -224,7 +224,7 @@ async fn act(store: &Store, step: &Step, told: &mut Told) -> Result<(), StorageE
             let before = known(told, number);
             let either = Owed { there: before.there.filter(|there| *there), pinned: None };
             owed(told, number, either);
-            let put = Put { durability, pin, expect: None };
+            let put = Put { durability, pin, ..Put::default() };
             let stored = store.put_with(super::Pieces::cut(&content(number), 30_000), put, soon()).await?;
             assert_eq!(stored.id, id(number));
             let there = if stored.durability == Durability::Durable { Some(true) } else { either.there };

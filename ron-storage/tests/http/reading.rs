@@ -1,10 +1,12 @@
 //! GET and HEAD.
 
-use bytes::BytesMut;
-use ron_core::ContentId;
-use ron_storage::logic::proof::ProofReader;
+use std::sync::Arc;
 
-use crate::{GROUP, Host, content};
+use bytes::BytesMut;
+use ron_core::{ContentId, http::Settings as HttpSettings, sim::SimDisk};
+use ron_storage::{Settings, Store, logic::proof::ProofReader};
+
+use crate::{GROUP, Host, content, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_is_served_whole_and_for_ever() {
@@ -166,4 +168,21 @@ async fn proofs_prove() {
     host.ask("GET", &format!("/o/{id}?bytes=0-1"), "").await.is_problem(400, "bad_query");
     let empty = host.put(b"").await;
     assert_eq!(host.ask("GET", &format!("/o/{empty}"), accept).await.body, [0; 8]);
+}
+
+/// Damage has a status, also where several ranges are asked for and the answer begins with words.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_is_said_before_the_first_part() {
+    let disk = SimDisk::new();
+    let builder = Store::builder().data(Arc::new(disk.clone()), "store");
+    let host = Host::serve(builder, HttpSettings::default()).await;
+    let content = content(300_000);
+    let id = host.store.put_bytes(content.clone().into(), soon()).await.unwrap().id;
+    let path = format!("/o/{id}");
+    let fine = host.ask("GET", &path, "range: bytes=0-9,,200000-200009\r\n").await;
+    assert_eq!(fine.status, 206);
+    assert!(fine.body.windows(10).any(|window| *window == content[200_000..200_010]));
+    host.ask("GET", &path, "range: bytes=0-9\r\nrange: bytes=5-6\r\n").await.is_problem(416, "range");
+    disk.flip_bit("store/large/0000000000000001.dat", 200_005);
+    host.ask("GET", &path, "range: bytes=200000-200009,0-9\r\n").await.is_problem(500, "damaged");
 }

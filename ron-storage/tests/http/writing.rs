@@ -41,6 +41,28 @@ async fn what_is_put_is_there() {
     host.allowed("POST", "/o?durability=maybe", "", b"x").await.is_problem(400, "bad_query");
 }
 
+/// RFC 9110, 13.1: what a condition forbids is not done.
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_hold_for_changes_too() {
+    let host = Host::start().await;
+    let (id, other) = (ContentId::of(b"this"), ContentId::of(b"other"));
+    let path = format!("/o/{id}");
+    for tag in ["*".to_owned(), format!("\"{id}\""), format!("\"{other}\"")] {
+        let header = format!("if-match: {tag}\r\n");
+        host.allowed("PUT", &path, &header, b"this").await.is_problem(412, "precondition");
+        host.allowed("DELETE", &path, &header, b"").await.is_problem(412, "precondition");
+    }
+    let unless = format!("if-none-match: \"{id}\"\r\n");
+    assert_eq!(host.allowed("PUT", &path, &unless, b"this").await.status, 201);
+    host.allowed("PUT", &path, &unless, b"this").await.is_problem(412, "exists");
+    let same = format!("if-match: \"{id}\"\r\n");
+    assert_eq!(host.allowed("PUT", &path, &same, b"this").await.status, 200);
+    let wrong = format!("if-match: \"{other}\"\r\n");
+    host.allowed("DELETE", &path, &wrong, b"").await.is_problem(412, "precondition");
+    assert_eq!(host.store.usage().objects, 1);
+    assert_eq!(host.allowed("DELETE", &path, &same, b"").await.status, 204);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_object_is_not_kept() {
     let host = Host::start().await;

@@ -59,6 +59,80 @@ async fn quotas_refuse_what_would_exceed_them_and_nothing_else() {
     host.shutdown().await;
 }
 
+/// What is announced and has no room is refused before anything is read, and what is promised is kept.
+#[tokio::test(start_paused = true)]
+async fn what_is_announced_is_refused_at_once() {
+    let (host, disk) = (host(), SimDisk::new());
+    let settings = Settings { quota_bytes: Some(10_000), reserve_bytes: 1000, ..small() };
+    let store = sim(&host, &disk, settings).await;
+    let id = |seed| ron_core::ContentId::of(&content(6000, seed));
+    let announced = |seed, len| Put { expect: Some(id(seed)), len: Some(len), ..Put::default() };
+    let refused = store.put_with(Stuck, announced(1, 10_001), soon()).await;
+    assert_eq!(refused, Err(StorageError::Quota { key: "quota_bytes", used: 10_001, limit: 10_000 }));
+    let (feed, source) = pipe();
+    feed.send(content(6000, 1));
+    let first = store.put_with(source, announced(1, 6000), soon());
+    let second = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // The first has not been stored yet, and its part of the quota is its own.
+        let refused = store.put_with(Stuck, announced(2, 6000), soon()).await;
+        assert_eq!(refused, Err(StorageError::Quota { key: "quota_bytes", used: 12_000, limit: 10_000 }));
+        drop(feed);
+    };
+    let (stored, ()) = tokio::join!(first, second);
+    assert!(!stored.unwrap().existed);
+    store.put_with(Stuck, announced(1, 6000), soon()).await.unwrap();
+    assert_eq!(store.usage().bytes, 6000);
+    disk.capacity(Some(disk_used(&disk) + 4000));
+    let refused = store.put_with(Stuck, announced(3, 3500), soon()).await;
+    assert_eq!(refused, Err(StorageError::Full));
+    host.shutdown().await;
+}
+
+/// A store in memory has an end too.
+#[tokio::test(start_paused = true)]
+async fn a_store_in_memory_is_full_at_some_point() {
+    let host = host();
+    let disk = ron_core::disk::MemoryDisk::with_capacity(2 << 20);
+    let settings = Settings { reserve_bytes: 128 << 10, ..small() };
+    let store = Store::builder().data(Arc::new(disk), "store").settings(settings).start(&host).await.unwrap();
+    let mut stored = Vec::new();
+    let refused = loop {
+        match store.put_bytes(content(100_000, stored.len() as u64), soon()).await {
+            Ok(put) => stored.push(put.id),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, StorageError::Full);
+    assert!((5..20).contains(&stored.len()), "{}", stored.len());
+    for id in stored {
+        store.get_bytes(id, 100_000, soon()).await.unwrap();
+        store.delete(id, soon()).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    store.put_bytes(content(100_000, 0), soon()).await.unwrap();
+    host.shutdown().await;
+}
+
+/// A client that has used up its bytes waits.
+#[tokio::test(start_paused = true)]
+async fn bytes_count_against_their_client() {
+    let host = host();
+    let client_limits =
+        GateLimits { bytes_per_second: 1000, bytes_burst: 10_000, ..Settings::default().client_limits };
+    let settings = Settings { client_limits, ..small() };
+    let store = Store::builder().memory().settings(settings).start(&host).await.unwrap();
+    let id = store.put_bytes(content(9000, 1), soon()).await.unwrap().id;
+    let client = store.for_client(ClientKey::from(Ipv4Addr::new(10, 0, 0, 1)));
+    client.get_bytes(id, 9000, soon()).await.unwrap();
+    let refused = client.get(id, .., soon()).await.unwrap_err();
+    let wait = refused.retry_after().unwrap();
+    assert!((5..=10).contains(&wait.as_secs()), "{wait:?}");
+    tokio::time::sleep(wait).await;
+    client.get_bytes(id, 9000, soon()).await.unwrap();
+    host.shutdown().await;
+}
+
 /// A full disk refuses writes, says what to do, serves reads, and takes writes again when there is space.
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_keeps_reads_alive_and_recovers() {

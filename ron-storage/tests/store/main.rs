@@ -8,6 +8,7 @@ mod doubts;
 mod formats;
 mod graces;
 mod hooked;
+mod keeping;
 mod knobs;
 mod limits;
 mod recovery;

@@ -239,3 +239,46 @@ async fn putting_again_mends_what_nobody_has_noticed() {
     assert!(counters(&registry).contains("corrupt_total{found_by=\"put\"} 4"), "{}", counters(&registry));
     host.shutdown().await;
 }
+
+/// A scrub finds what it is that the journal can no longer say, and has it written again: with nothing but the journal the
+/// store is as it was.
+#[tokio::test(start_paused = true)]
+async fn what_the_journal_can_no_longer_say_is_written_again() {
+    let (host, disk) = (host(), SimDisk::new());
+    let store = sim(&host, &disk, settings()).await;
+    let (large, pinned, deleted) = (id(5000, 1), id(900, 1), id(900, 2));
+    store.put_bytes(content(900, 1), soon()).await.unwrap();
+    store.put_bytes(content(900, 2), soon()).await.unwrap();
+    for number in 10..20 {
+        store.put_bytes(content(900, number), soon()).await.unwrap();
+    }
+    // In the second segment, and only notes.
+    store.put_bytes(content(5000, 1), soon()).await.unwrap();
+    store.pin(large, soon()).await.unwrap();
+    store.pin(pinned, soon()).await.unwrap();
+    store.delete(deleted, soon()).await.unwrap();
+    for number in 20..30 {
+        store.put_bytes(content(900, number), soon()).await.unwrap();
+    }
+    let second = "store/log/0000000000000002.seg";
+    let bytes = disk.bytes(second).unwrap();
+    for (what, name) in [("the file", large), ("the pin", pinned), ("the deletion", deleted)] {
+        let at = bytes.windows(32).position(|window| window == name.as_bytes());
+        disk.flip_bit(second, at.expect(what));
+    }
+    let scrubbed = store.scrub(soon()).await.unwrap();
+    assert!(scrubbed.journal_damage > 0 && scrubbed.damaged.is_empty(), "{scrubbed:?}");
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    assert!(disk.bytes(second).is_none(), "that part is gone");
+    assert_eq!(store.scrub(soon()).await.unwrap().journal_damage, 0);
+    store.shutdown().await;
+    went_down(&disk);
+    let store = sim(&host, &disk, settings()).await;
+    let opened = store.opened().clone();
+    assert!(opened.rebuilt.is_some() && opened.damaged == 0 && opened.adopted == 0, "{opened:?}");
+    assert!(store.stat(large, soon()).await.unwrap().is_pinned);
+    assert!(store.stat(pinned, soon()).await.unwrap().is_pinned);
+    assert!(!store.has(deleted, soon()).await.unwrap());
+    assert_eq!(store.get_bytes(large, 5000, soon()).await.unwrap(), content(5000, 1));
+    host.shutdown().await;
+}

@@ -169,3 +169,15 @@ pub(crate) fn counters(registry: &Registry) -> String {
     prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
     text
 }
+
+/// A source that yields these pieces and then fails.
+pub(crate) struct Failing(pub(crate) Vec<Bytes>);
+
+impl futures_core::Stream for Failing {
+    type Item = Result<Bytes, std::io::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let failed = || std::io::Error::other("the line went dead");
+        Poll::Ready(Some(self.0.pop().ok_or_else(failed)))
+    }
+}
