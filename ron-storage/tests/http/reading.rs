@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use ron_core::{ContentId, http::Settings as HttpSettings, sim::SimDisk};
-use ron_storage::{Settings, Store, logic::proof::ProofReader};
+use ron_storage::{Store, logic::proof::ProofReader};
 
 use crate::{GROUP, Host, content, soon};
 
