@@ -182,8 +182,9 @@ impl Committer {
         batch.refuse(&RegistryError::Canceled, &mut self.quorum);
     }
 
+    /// The time as the log has it: what an entry would be committed at now. It does not go back when the clock does.
     fn now(&self) -> u64 {
-        self.shared.clock.now()
+        self.shared.clock.now().max(self.state.time())
     }
 
     /// When the first proposal that waits expires.
@@ -481,6 +482,13 @@ impl Committer {
             PendingProposal { proposal: proposal.clone(), approvals, missing }
         };
         self.quorum.iter().map(of).collect()
+    }
+}
+
+/// Nothing is committed any more, so those who wait for updates have all of them.
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.shared.committed.close();
     }
 }
 

@@ -41,9 +41,8 @@ pub(crate) const COMMITTER: TaskSpec = TaskSpec::new("ron-registry", "committer"
 /// Approvals in a row before a proposal has its turn.
 const APPROVALS_BURST: NonZeroUsize = NonZeroUsize::new(8).expect("more than none");
 
-/// From when on full lanes make the registry unready: for writes, then for everything.
+/// From when on full lanes make the registry unready for writes. Reads do not go through them.
 const WRITES_AT: Ratio = Ratio::percent(80);
-const READS_AT: Ratio = Ratio::percent(100);
 
 /// How long one step of reading the log at the start may take.
 const LOADING: Duration = Duration::from_secs(600);
@@ -64,6 +63,7 @@ pub struct Builder {
     clock: Option<Clock>,
     seen: Option<Checkpoint>,
     publisher: Option<Arc<dyn Publisher>>,
+    publish_from: Option<u64>,
     on_evidence: Option<OnEvidence>,
     verified: u64,
 }
@@ -77,6 +77,7 @@ impl Builder {
             clock: None,
             seen: None,
             publisher: None,
+            publish_from: None,
             on_evidence: None,
             verified: 0,
         }
@@ -111,10 +112,19 @@ impl Builder {
         self
     }
 
-    /// Hands every update from the start on to `publisher`.
+    /// Hands every update from the start on to `publisher`: those after the head that is found, unless
+    /// [`publish_from`](Self::publish_from) says otherwise.
     #[must_use]
     pub fn publisher(mut self, publisher: impl Publisher) -> Self {
         self.publisher = Some(Arc::new(publisher));
+        self
+    }
+
+    /// Hands updates to the publisher from this version on: the one behind the last that it has dealt with, so that what was
+    /// committed and not yet told when the process ended is told now.
+    #[must_use]
+    pub fn publish_from(mut self, version: u64) -> Self {
+        self.publish_from = Some(version.max(1));
         self
     }
 
@@ -143,7 +153,17 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder { role, settings, metrics, clock, seen, publisher, on_evidence, verified } = self;
+        let Builder {
+            role,
+            settings,
+            metrics,
+            clock,
+            seen,
+            publisher,
+            publish_from,
+            on_evidence,
+            verified,
+        } = self;
         settings.check()?;
         let [_, _, committed] = settings.lanes()?;
         let (signer, trust, source) = match role {
@@ -162,7 +182,6 @@ impl Builder {
         let group = supervisor.child("registry", settings.drain, metrics);
         let (loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
-        committed.close_on(&group.stop());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
         let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
@@ -171,6 +190,7 @@ impl Builder {
         let deciding = match source {
             None => Some(decide(&shared, &group, ready)?),
             Some(source) => {
+                shared.committed.close_on(&group.stop());
                 let gate = ready.gate("registry.following", Affects::Reads);
                 gate.close("the log has not been asked for yet");
                 let follower = Follower::new(Arc::clone(&shared), source, gate, on_evidence, kept);
@@ -178,8 +198,9 @@ impl Builder {
                 None
             }
         };
-        upkeep::start(&shared, &group, ready, publisher);
-        Ok(Registry::new(shared, deciding, group, ready.clone()))
+        let publisher = publisher.map(|publisher| (publisher, publish_from));
+        let pruning = upkeep::start(&shared, &group, ready, publisher);
+        Ok(Registry::new(shared, deciding, pruning, group, ready.clone()))
     }
 }
 
@@ -190,10 +211,11 @@ fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Dec
     let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
     proposals.close_on(&group.stop());
     approvals.close_on(&group.stop());
-    let full = Arc::new([
-        ready.watch_lane(&proposals, WRITES_AT, READS_AT),
-        ready.watch_lane(&approvals, WRITES_AT, READS_AT),
-    ]);
+    let full = [&proposals, &approvals].map(|lane| {
+        let [writes, _] = ready.watch_lane(lane, WRITES_AT, WRITES_AT);
+        writes
+    });
+    let full = Arc::new(full);
     let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
     let committer = Committer::new(Arc::clone(shared), inbox, ready.gate("registry.commit", Affects::Writes));
     // Boxed, or every layer around a task would have room for it.
@@ -206,7 +228,7 @@ fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Dec
 pub(crate) struct Deciding {
     pub(crate) proposals: Lane<Command>,
     pub(crate) approvals: Lane<Command>,
-    _full: Arc<[[ReadyGate; 2]; 2]>,
+    _full: Arc<[ReadyGate; 2]>,
 }
 
 impl fmt::Debug for Builder {

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Ready, ReadyStatus, Stopped, Supervisor};
+use ron_core::{ContentId, Deadline, Lane, Ready, ReadyStatus, Stopped, Supervisor};
 
 use crate::{
     Builder, RegistryError, Settings, Updates,
@@ -24,7 +24,7 @@ use crate::{
     },
     metrics::{APPROVAL_REJECTS, RELOAD_FAILS, RELOADS},
     shared::{Shared, SharedTiles},
-    upkeep,
+    upkeep::Prune,
 };
 
 /// That something is in the log, durably and covered by a signed head.
@@ -141,6 +141,7 @@ pub struct Registry {
     shared: Arc<Shared>,
     /// None if it follows.
     deciding: Option<Deciding>,
+    pruning: Lane<Prune>,
     group: Supervisor,
     ready: Arc<dyn Fn() -> ReadyStatus + Send + Sync>,
 }
@@ -155,10 +156,11 @@ impl Registry {
     pub(crate) fn new(
         shared: Arc<Shared>,
         deciding: Option<Deciding>,
+        pruning: Lane<Prune>,
         group: Supervisor,
         ready: Ready,
     ) -> Self {
-        Registry { shared, deciding, group, ready: Arc::new(move || ready.status()) }
+        Registry { shared, deciding, pruning, group, ready: Arc::new(move || ready.status()) }
     }
 
     /// Prepares the log `origin`, whose checkpoints are signed with the key of this seed: 32 secret bytes that are used
@@ -226,6 +228,11 @@ impl Registry {
         self.draft(Action::Bind { name, content, prior }, lifetime)
     }
 
+    /// The time as the log has it, which does not go back when the clock does.
+    fn now(&self) -> u64 {
+        self.shared.clock.now().max(self.shared.view.load().state.time())
+    }
+
     /// Makes a proposal out of an action, under the policy there is.
     ///
     /// # Errors
@@ -233,7 +240,7 @@ impl Registry {
     pub fn draft(&self, action: Action, lifetime: Duration) -> Result<Proposal, RegistryError> {
         let view = self.shared.view.load();
         let lifetime = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
-        let expires = self.shared.clock.now().saturating_add(lifetime);
+        let expires = self.now().saturating_add(lifetime);
         Ok(Proposal::new(self.origin(), view.state.epoch(), expires, action, None)?)
     }
 
@@ -296,7 +303,7 @@ impl Registry {
             reject("other_log");
             return Err(Refused::OtherLog { found: said.origin.clone() }.into());
         }
-        if said.expires <= self.shared.clock.now() {
+        if said.expires <= self.now() {
             reject("expired");
             return Err(Refused::Expired { at: said.expires }.into());
         }
@@ -533,14 +540,19 @@ impl Registry {
     }
 
     /// Lets go of entries up to `version`, rounded down to whole tiles, whatever retention says; says how many bytes that
-    /// freed. A snapshot is kept first, so that everything after it can still be proven.
+    /// freed, less those of the snapshot that is kept first, so that everything after it can still be proven. Retention and
+    /// this wait for each other.
     ///
     /// # Errors
-    /// Those of the store.
-    pub async fn prune(&self, version: u64) -> Result<u64, RegistryError> {
+    /// `Busy`, `Timeout` (it may go on), `Canceled`, [`RegistryError::Untrusted`] if what is stored is not what was
+    /// committed, and those of the store; nothing is gone then that no snapshot covers.
+    pub async fn prune(&self, version: u64, deadline: Deadline) -> Result<u64, RegistryError> {
         let head = self.head().version;
         let upto = version.min(head.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
-        if upto == 0 { Ok(0) } else { upkeep::prune_to(&self.shared, upto).await }
+        if upto == 0 {
+            return Ok(0);
+        }
+        self.pruning.call("prune", deadline, |reply| Prune { upto, reply: Some(reply) }).await?
     }
 
     /// Takes no new proposals, commits what is decided for as long as the settings allow, and stops. Safe to call twice.

@@ -87,9 +87,23 @@ pub(crate) struct Mark {
 pub(crate) struct Marks {
     pub(crate) at: Vec<Mark>,
     pub(crate) bytes: u64,
+    /// Those of `bytes` that were pruned.
+    gone: u64,
 }
 
 impl Marks {
+    /// Bytes of the entries that are left up to this version, which has a mark.
+    pub(crate) fn before(&self, version: u64) -> u64 {
+        let mark = self.at.iter().find(|mark| mark.version == version);
+        mark.map_or(0, |mark| mark.bytes - self.gone)
+    }
+
+    /// Forgets what was pruned.
+    pub(crate) fn prune(&mut self, upto: u64) {
+        self.gone += self.before(upto);
+        self.at.retain(|mark| mark.version > upto);
+    }
+
     pub(crate) fn note(&mut self, entry: &Entry) {
         self.bytes += entry.encoded().len() as u64;
         if entry.version() % TILE_WIDTH == 0 {
@@ -211,7 +225,7 @@ impl Shared {
         {
             let mut shown = self.marks.lock();
             *shown = marks;
-            shown.at.retain(|mark| mark.version > minimum);
+            shown.prune(minimum);
         }
         self.head.set(state.head().version as f64);
         let update = RegistryUpdated::of(&last);
@@ -324,9 +338,12 @@ pub(crate) async fn load(
     };
     if let Some(seen) = seen {
         let root = crate::logic::tiles::Prover::new(&tree, seen.size.min(tree.size())).root();
-        // Below what was pruned nothing can be compared, and nothing has to be: it is farther on.
-        let is_same = root.is_err() || root == Ok(seen.root);
-        if seen.size > tree.size() || !is_same {
+        // Whoever can make another log can prune it as well, so that it cannot be compared is no excuse.
+        if let Err(error) = root {
+            let size = seen.size;
+            return Err(untrusted(format!("it was pruned beyond the {size} entries that were seen: {error}")));
+        }
+        if seen.size > tree.size() || root != Ok(seen.root) {
             return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));
         }
     }

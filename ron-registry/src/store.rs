@@ -174,7 +174,7 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
     fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>>;
 
     /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Says how many
-    /// bytes that freed. One that is not newer than the one there is changes nothing.
+    /// bytes that freed, less what the snapshot takes. One that is not newer than the one there is changes nothing.
     fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// The newest snapshot that was kept whole.

@@ -67,14 +67,21 @@ impl Updates {
     async fn read(&mut self) -> Result<(), RegistryError> {
         let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
         let head = self.shared.view.load().state.head().version;
-        for bytes in entries {
-            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::Untrusted {
-                message: format!("version {}: {error}", self.next),
-            })?;
-            if entry.version() <= head {
-                self.ahead.push_back(RegistryUpdated::of(&entry));
-            }
+        let untrusted = |version, what: &dyn fmt::Display| RegistryError::Untrusted {
+            message: format!("version {version}: {what}"),
+        };
+        if entries.is_empty() {
+            return Err(untrusted(self.next, &"it is not there"));
         }
+        let mut ahead = VecDeque::with_capacity(entries.len());
+        for (version, bytes) in (self.next..=head).zip(entries) {
+            let entry = Entry::decode(&bytes).map_err(|error| untrusted(version, &error))?;
+            if entry.version() != version {
+                return Err(untrusted(version, &"another is in its place"));
+            }
+            ahead.push_back(RegistryUpdated::of(&entry));
+        }
+        self.ahead = ahead;
         Ok(())
     }
 }

@@ -14,9 +14,9 @@ use std::{
 };
 
 use ron_core::{
-    Affects, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Restart, Stop, Supervisor, TaskSpec,
+    Affects, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Reply, Restart, Stop, Supervisor, TaskSpec,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     RegistryError, Settings,
@@ -24,18 +24,19 @@ use crate::{
     logic::{
         entry::Entry,
         merkle::TreeHash,
+        note::Note,
         snapshot::Snapshot,
         state::{Signatures, State},
-        tiles::Tree,
+        tiles::{Prover, TILE_WIDTH, Tree},
     },
     metrics::{PRUNED_BYTES, RETENTION_SKIPPED, STORAGE_BACKOFF, VERIFIED_VERSION},
-    shared::{Marks, RegistryUpdated, Shared, beginning},
-    store::{BoxFuture, StoredSnapshot},
+    shared::{Marks, RegistryUpdated, Shared, SharedTiles, View, beginning},
+    store::{BoxFuture, StoreError, StoredSnapshot},
     updates::Updates,
 };
 
 pub(crate) const RETENTION: LaneSpec = LaneSpec::new("ron-registry", "retention", 8)
-    .flow("checkpointor → pruner")
+    .flow("checkpointor, callers → pruner")
     .why("a cycle that finds eight before it is skipped: the next one asks for more anyway");
 
 pub(crate) const CHECKPOINTOR: TaskSpec = TaskSpec::new("ron-registry", "checkpointor")
@@ -56,38 +57,53 @@ pub(crate) fn start(
     shared: &Arc<Shared>,
     group: &Supervisor,
     ready: &Ready,
-    publisher: Option<Arc<dyn Publisher>>,
-) {
+    publisher: Option<(Arc<dyn Publisher>, Option<u64>)>,
+) -> Lane<Prune> {
     let (retain, retained) = Lane::open(RETENTION, group.metrics());
     retain.close_on(&group.stop());
-    let at = Arc::clone(shared);
+    let (at, lane) = (Arc::clone(shared), retain.clone());
     let _ = group.spawn_restarting(CHECKPOINTOR, move |stop| {
-        Box::pin(checkpoint(Arc::clone(&at), retain.clone(), stop))
+        Box::pin(checkpoint(Arc::clone(&at), lane.clone(), stop))
     });
     let at = Arc::clone(shared);
-    let _ = group.spawn_restarting(PRUNER, move |_| Box::pin(prune(Arc::clone(&at), retained.clone())));
+    let _ = group
+        .spawn_restarting(PRUNER, move |stop| Box::pin(prune(Arc::clone(&at), retained.clone(), stop)));
     let (at, gate) = (Arc::clone(shared), verifier_gate(ready));
     let _ = group
         .spawn_restarting(VERIFIER, move |stop| Box::pin(verify(Arc::clone(&at), Arc::clone(&gate), stop)));
     let at = Arc::clone(shared);
     let _ = group.spawn_restarting(INDEXER, move |stop| Box::pin(index::run(Arc::clone(&at), stop)));
-    if let Some(publisher) = publisher {
-        let next = Arc::new(AtomicU64::new(shared.view.load().state.head().version + 1));
+    if let Some((publisher, from)) = publisher {
+        let from = from.unwrap_or_else(|| shared.view.load().state.head().version + 1);
+        let next = Arc::new(AtomicU64::new(from));
         let at = Arc::clone(shared);
         let _ = group.spawn_restarting(PUBLISHER, move |stop| {
             let (at, next, publisher) = (Arc::clone(&at), Arc::clone(&next), Arc::clone(&publisher));
             Box::pin(publish(at, next, publisher, stop))
         });
     }
+    retain
+}
+
+/// What the pruner is asked: to let go of what is up to a version.
+pub(crate) struct Prune {
+    pub(crate) upto: u64,
+    /// Who waits for it; nobody for a cycle of retention.
+    pub(crate) reply: Option<Reply<Result<u64, RegistryError>>>,
 }
 
 /// How long one step of any of these may take.
 const STEP: Duration = Duration::from_secs(60);
 
+/// Entries without signatures between two times that others have their turn.
+const YIELDS: u64 = 32;
+
 /// Entries that a state is led through at a time.
 const REPLAY: usize = 256;
 
-/// Told what was committed, in order and without holes, from where the publisher started.
+/// Told what was committed, in order and without holes, from where the publisher started. A host that must not miss
+/// anything across restarts keeps the version behind the last one it was told, and gives it to
+/// [`Builder::publish_from`](crate::Builder::publish_from).
 pub trait Publisher: fmt::Debug + Send + Sync + 'static {
     /// Takes an update. The next one comes when this is done; commits do not wait for it.
     fn publish(&self, update: RegistryUpdated) -> BoxFuture<'_, ()>;
@@ -111,7 +127,38 @@ pub(crate) fn prunable(settings: &Settings, marks: &Marks, head: u64, now: u64) 
     upto
 }
 
-pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<u64>, stop: Stop) {
+/// How far the clock may move beyond the time that has passed before ages are not believed.
+const LEAP: Duration = Duration::from_secs(3600);
+
+/// How long ages are not believed after the clock has leapt: long enough for somebody to set it right. What was pruned
+/// because of a wrong clock does not come back.
+const LEAP_PAUSE: Duration = Duration::from_secs(24 * 3600);
+
+/// Whether the clock can be believed about ages.
+struct Ages {
+    seen: (u64, Instant),
+    believed_from: Option<Instant>,
+}
+
+impl Ages {
+    fn new(now: u64) -> Self {
+        Ages { seen: (now, ron_core::now()), believed_from: None }
+    }
+
+    fn are_believed(&mut self, now: u64) -> bool {
+        let ((before, since), at) = (self.seen, ron_core::now());
+        let moved = Duration::from_millis(now.saturating_sub(before));
+        if moved > at.duration_since(since) + LEAP {
+            tracing::warn!(?moved, "the clock has leapt: nothing is pruned by age for a day");
+            self.believed_from = Some(at + LEAP_PAUSE);
+        }
+        self.seen = (now, at);
+        self.believed_from.is_none_or(|from| at >= from)
+    }
+}
+
+pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: Stop) {
+    let mut ages = Ages::new(shared.clock.now());
     loop {
         tokio::select! {
             biased;
@@ -120,19 +167,48 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<u64>, stop: Sto
         }
         // What the view shows is covered by a signed head that is durable.
         let head = shared.view.load().state.head().version;
-        let upto = prunable(&shared.settings.load(), &shared.marks.lock(), head, shared.clock.now());
-        if upto > 0 && retain.try_push(upto).is_err() {
+        let (mut settings, now) = ((*shared.settings.load()).clone(), shared.clock.now());
+        if !ages.are_believed(now) {
+            settings.retention.age = None;
+        }
+        let names = shared.view.load().state.names().len();
+        let upto = {
+            let marks = shared.marks.lock();
+            let upto = prunable(&settings, &marks, head, now);
+            if marks.before(upto) >= worth(names) { upto } else { 0 }
+        };
+        let full = upto > 0 && retain.try_push(Prune { upto, reply: None }).is_err();
+        if full && !stop.is_requested() {
             shared.metrics.tally(RETENTION_SKIPPED, "").add(1);
             tracing::debug!(upto, "the pruner is busy, skipped a cycle");
         }
     }
 }
 
-pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<u64>) {
-    while let Some(upto) = retain.recv().await {
-        if let Err(error) = prune_to(&shared, upto).await {
+/// Bytes of a name in a snapshot, about.
+const NAME_BYTES: u64 = 130;
+
+/// Bytes of entries that must be there to go before retention writes a snapshot of so many names: it holds all of them,
+/// and is written into the same journal. With four times as much to free, snapshots never take more than a quarter of what
+/// they let go of.
+fn worth(names: usize) -> u64 {
+    4 * NAME_BYTES * names as u64
+}
+
+pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop) {
+    while let Some(Prune { upto, reply }) = retain.recv().await {
+        let pruned = tokio::select! {
+            biased;
+            // A snapshot that is cut off is none, and nothing has gone before it is whole.
+            () = stop.requested() => Err(RegistryError::Canceled),
+            pruned = prune_to(&shared, upto) => pruned,
+        };
+        if let Err(error) = &pruned {
             shared.metrics.tally(STORAGE_BACKOFF, "prune").add(1);
             tracing::warn!(%error, upto, "could not prune");
+        }
+        if let Some(reply) = reply {
+            reply.send(pruned);
         }
     }
 }
@@ -146,14 +222,19 @@ pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, Registry
     }
     while replay.state.head().version < upto {
         replay.step(shared, REPLAY.min((upto - replay.state.head().version) as usize)).await?;
-        tokio::task::yield_now().await;
+    }
+    // What is about to go is the only copy, so the snapshot must be of what is shown.
+    let shown = Prover::new(&SharedTiles(shared), upto).root()?;
+    if replay.tree.root() != shown {
+        let message = format!("what is stored up to version {upto} is another than was committed");
+        return Err(RegistryError::Untrusted { message });
     }
     let last = replay.last.as_ref().expect("it has come to a version");
     let snapshot = Snapshot::take(&replay.state, &replay.tree, last)?;
     let parts = snapshot.expect("a log with entries has begun").encode();
     let freed = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await?;
     shared.tree.lock().prune(upto);
-    shared.marks.lock().at.retain(|mark| mark.version > upto);
+    shared.marks.lock().prune(upto);
     shared.contents.prune(upto);
     shared.metrics.tally(PRUNED_BYTES, "").add(freed);
     tracing::info!(upto, freed, "pruned");
@@ -167,19 +248,24 @@ struct Replay {
     last: Option<Entry>,
     /// Entries up to this one were checked before.
     checked: u64,
+    /// The log as it was shown when this began: what it must come to, however fast the log grows meanwhile.
+    goal: Arc<View>,
 }
 
 impl Replay {
     async fn begin(shared: &Shared, checked: u64) -> Result<Self, RegistryError> {
-        let origin = shared.trust.origin();
+        let (origin, goal) = (shared.trust.origin(), shared.view.load());
         let (state, tree, last) = beginning(&*shared.store, origin, Deadline::after(STEP)).await?;
-        Ok(Replay { state, tree, last, checked })
+        Ok(Replay { state, tree, last, checked, goal })
     }
 
-    /// Goes on through at most `max` entries, and says whether there were any.
-    async fn step(&mut self, shared: &Shared, max: usize) -> Result<bool, RegistryError> {
+    /// Goes on through at least one and at most `max` entries. What fails leaves it where it was, or at the entry before.
+    async fn step(&mut self, shared: &Shared, max: usize) -> Result<(), RegistryError> {
         let from = self.state.head().version + 1;
         let entries = shared.store.read(from, max, Deadline::after(STEP)).await?;
+        if entries.is_empty() {
+            return Err(RegistryError::Untrusted { message: format!("version {from} is not there") });
+        }
         for bytes in &entries {
             let version = self.state.head().version + 1;
             let signatures = if version <= self.checked { Signatures::Checked } else { Signatures::Check };
@@ -188,10 +274,14 @@ impl Replay {
             })?;
             self.tree.push(TreeHash::of_leaf(bytes));
             self.last = Some(entry);
+            // A hundred microseconds with its signatures; others have their turn in between.
+            if signatures == Signatures::Check || version % YIELDS == 0 {
+                tokio::task::yield_now().await;
+            }
         }
         // Only the edge is needed, and the tile of the last entry for its path.
         self.tree.prune(self.tree.size().saturating_sub(1));
-        Ok(!entries.is_empty())
+        Ok(())
     }
 }
 
@@ -206,7 +296,12 @@ pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop
             () = stop.requested() => return,
             () = sleep(shared.settings.load().verify_interval) => {}
         }
-        match verify_slice(&shared, &mut replay, resume).await {
+        let slice = tokio::select! {
+            biased;
+            () = stop.requested() => return,
+            slice = verify_slice(&shared, &mut replay, resume) => slice,
+        };
+        match slice {
             Ok(version) => {
                 verified.set(version as f64);
                 shared.verified.replace(version);
@@ -218,68 +313,95 @@ pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop
                     gate.open();
                 }
             }
-            Err(RegistryError::Untrusted { message }) => {
+            Err(
+                RegistryError::Untrusted { message } | RegistryError::Store(StoreError::Damaged { message }),
+            ) => {
                 tracing::error!(message, "the log is damaged");
                 gate.close(message);
                 (replay, resume) = (None, 0);
             }
-            // Pruned under it, or the store is away: from where the log begins now.
+            // Pruned under it: from where the log begins now.
+            Err(RegistryError::Lagging { first }) => {
+                tracing::debug!(first, "what was to be verified next was pruned");
+                replay = None;
+            }
+            // The store is away: on from where it was.
             Err(error) => {
                 shared.metrics.tally(STORAGE_BACKOFF, "verify").add(1);
                 tracing::debug!(%error, "could not verify");
-                replay = None;
             }
         }
     }
 }
 
-/// Verifies the next slice, and at the end of the log that it is the one that is shown; then it begins anew.
+/// Verifies the next slice, and when it has come to where the log was when it began, that it is the one that was shown;
+/// then it begins anew. What fails on the way leaves `replay` where it was.
 async fn verify_slice(
     shared: &Shared,
     replay: &mut Option<Replay>,
     resume: u64,
 ) -> Result<u64, RegistryError> {
-    let view = shared.view.load();
-    let head = view.state.head();
     // A log that has not begun has nothing to be verified, and followed elsewhere no signature.
-    if head.version == 0 {
+    if shared.view.load().state.head().version == 0 {
         return Ok(0);
     }
-    let mut going = match replay.take() {
-        Some(going) => going,
-        None => {
-            let mut going = Replay::begin(shared, resume).await?;
-            // Hashes are cheap beside signatures, so what was checked before is passed in one go.
-            while going.state.head().version < resume.min(head.version) {
-                let left = resume.min(head.version) - going.state.head().version;
-                if !going.step(shared, REPLAY.min(left as usize)).await? {
-                    break;
-                }
-                tokio::task::yield_now().await;
-            }
-            going
+    if replay.is_none() {
+        *replay = Some(Replay::begin(shared, resume).await?);
+    }
+    let going = replay.as_mut().expect("it has begun");
+    let goal = going.goal.state.head();
+    // Hashes are cheap beside signatures, so what was checked before is passed in one go.
+    while going.state.head().version < resume.min(goal.version) {
+        let left = resume.min(goal.version) - going.state.head().version;
+        going.step(shared, REPLAY.min(left as usize)).await?;
+    }
+    let mut left = shared.settings.load().verify_slice as u64;
+    while left > 0 && going.state.head().version < goal.version {
+        let before = going.state.head().version;
+        // To the end of a tile at most, where the tree that is served has a root to compare with.
+        let max = (TILE_WIDTH - before % TILE_WIDTH).min(goal.version - before).min(left);
+        going.step(shared, max as usize).await?;
+        let reached = going.state.head().version;
+        left -= reached - before;
+        if reached % TILE_WIDTH == 0 {
+            is_shown(shared, reached, &going.tree.root())?;
         }
-    };
-    let left = head.version.saturating_sub(going.state.head().version);
-    let max = shared.settings.load().verify_slice.min(usize::try_from(left).unwrap_or(usize::MAX));
-    if max > 0 && !going.step(shared, max).await? {
-        let message = format!("version {} is not there", going.state.head().version + 1);
-        return Err(RegistryError::Untrusted { message });
     }
     let reached = going.state.head();
-    if reached.version < head.version {
-        *replay = Some(going);
+    if reached.version < goal.version {
         return Ok(reached.version);
     }
     // Both hashes, and the signature over one of them.
-    let said = shared.trust.open(&view.checkpoint).map_err(|error| RegistryError::Untrusted {
-        message: format!("the checkpoint of version {}: {error}", head.version),
+    let said = shared.trust.open(&going.goal.checkpoint).map_err(|error| RegistryError::Untrusted {
+        message: format!("the checkpoint of version {}: {error}", goal.version),
     })?;
-    if reached.version == head.version && (reached != head || said.root != going.tree.root()) {
-        let message = format!("version {} is another than was committed", head.version);
+    if reached.version == goal.version && (reached != goal || said.root != going.tree.root()) {
+        let message = format!("version {} is another than was committed", goal.version);
         return Err(RegistryError::Untrusted { message });
     }
+    // And the one that is stored: a restart goes by it.
+    if let Some(bytes) = shared.store.tail(Deadline::after(STEP)).await?.checkpoint {
+        let stored = Note::parse(&bytes).map_err(|error| error.to_string());
+        let stored = stored.and_then(|note| shared.trust.open(&note).map_err(|error| error.to_string()));
+        let stored = stored.map_err(|error| RegistryError::Untrusted {
+            message: format!("the checkpoint that is stored: {error}"),
+        })?;
+        if stored.size <= shared.tree.lock().size() {
+            is_shown(shared, stored.size, &stored.root)?;
+        }
+    }
+    *replay = None;
     Ok(reached.version)
+}
+
+/// Whether the log of so many entries is the one that is served, as far as that can still be said.
+fn is_shown(shared: &Shared, size: u64, root: &TreeHash) -> Result<(), RegistryError> {
+    match Prover::new(&SharedTiles(shared), size).root() {
+        Ok(shown) if shown != *root => Err(RegistryError::Untrusted {
+            message: format!("what is stored up to version {size} is another than was committed"),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn verifier_gate(ready: &Ready) -> Arc<ReadyGate> {
@@ -298,9 +420,10 @@ pub(crate) async fn publish(
 ) {
     let mut updates = Updates::new(&shared, next.load(Ordering::Relaxed));
     loop {
+        // What is committed while the registry stops is told, too, as far as there is time.
         let update = tokio::select! {
             biased;
-            () = stop.requested() => return,
+            () = over(&shared, &stop) => return,
             update = updates.next() => update,
         };
         match update {
@@ -309,19 +432,30 @@ pub(crate) async fn publish(
                 let version = update.version;
                 tokio::select! {
                     biased;
-                    () = stop.requested() => return,
+                    () = over(&shared, &stop) => return,
                     () = publisher.publish(update) => {}
                 }
                 next.store(version + 1, Ordering::Relaxed);
             }
-            Some(Err(RegistryError::Lagging { first })) => {
+            // Only ever on: a store that is wrong about where it begins does not make it tell everything again.
+            Some(Err(RegistryError::Lagging { first })) if first > next.load(Ordering::Relaxed) => {
                 tracing::warn!(first, "what was to be published next was pruned");
                 updates.skip_to(first);
             }
             Some(Err(error)) => {
                 tracing::warn!(%error, "could not read what is to be published");
-                sleep(Duration::from_secs(1)).await;
+                tokio::select! {
+                    biased;
+                    () = stop.requested() => return,
+                    () = sleep(Duration::from_secs(1)) => {}
+                }
             }
         }
     }
+}
+
+/// When the publisher has to end: at the stop, and most of the time later that there is to finish.
+async fn over(shared: &Shared, stop: &Stop) {
+    stop.requested().await;
+    sleep(shared.settings.load().drain * 3 / 4).await;
 }

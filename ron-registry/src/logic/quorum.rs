@@ -199,6 +199,9 @@ impl Quorum {
             return Err(refused);
         }
         state.quorum(&pending.proposal, &pending.approvals(), now)?;
+        if pending.proposal.expires() <= now {
+            return Err(Refused::Expired { at: pending.proposal.expires() });
+        }
         let pending = self.remove(id).expect("it was there");
         let approvals = pending.approvals();
         Ok((pending.proposal, approvals))

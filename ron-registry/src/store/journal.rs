@@ -313,6 +313,8 @@ impl JournalStore {
             index.is_pruning = true;
         }
         let _pruning = Pruning(&self.index);
+        let bytes = || self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
+        let before: u64 = bytes();
         let mut places = Vec::new();
         for (number, part) in (0..parts).zip(&snapshot.parts) {
             let payload = write_part(snapshot.version, number, parts, part);
@@ -330,8 +332,6 @@ impl JournalStore {
             index.snapshot = Some((snapshot.version, places));
             keep_from.unwrap_or(0)
         };
-        let before: u64 =
-            self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
         {
             // Not to be found any more before they are gone.
             let mut index = self.index.lock();
@@ -340,9 +340,8 @@ impl JournalStore {
             }
         }
         self.journal.remove_before(keep_from, deadline).await.map_err(of_journal)?;
-        let after: u64 =
-            self.journal.reader().segments().iter().map(|segment| u64::from(segment.bytes)).sum();
-        Ok(before.saturating_sub(after))
+        // With the snapshot, which takes room as well.
+        Ok(before.saturating_sub(bytes()))
     }
 
     async fn read_snapshot(&self, deadline: Deadline) -> Result<Option<StoredSnapshot>, StoreError> {

@@ -124,7 +124,7 @@ async fn run(host: &Supervisor, disk: &SimDisk, bug: Bug, done: &mut Done) -> Re
         let bound = bind(&registry, &format!("one/{round}"), "x", &[0]).await;
         done.note(&bound.map_err(|error| error.to_string())?);
         if round == 1 {
-            registry.prune(256).await.map_err(|error| error.to_string())?;
+            registry.prune(256, soon()).await.map_err(|error| error.to_string())?;
         }
     }
     Ok(())

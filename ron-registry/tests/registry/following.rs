@@ -427,7 +427,7 @@ async fn logs_travel_between_nodes() {
     for from in (100..400).step_by(100) {
         bind_many(&host, &registry, from..from + 100).await;
     }
-    registry.prune(300).await.unwrap();
+    registry.prune(300, soon()).await.unwrap();
     assert_eq!(source.entries(1, 10, soon()).await, Err(SourceError::Pruned { first: 257 }));
     assert_eq!(source.entries(300, 10, soon()).await.unwrap().len(), 10);
     assert!(source.entries(9999, 10, soon()).await.unwrap().is_empty());

@@ -1,12 +1,17 @@
 //! Retention, verification, publishing: what goes on beside committing.
 
 use std::{
-    sync::{Arc, Mutex},
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use ron_core::{
-    Metrics,
+    Affects, Metrics,
+    disk::Disk,
     net::{Endpoint, Identity},
     prometheus_client::registry::Registry as Prometheus,
     sim::SimDisk,
@@ -19,7 +24,7 @@ use ron_registry::{
 };
 
 use super::world::{
-    LOG_KEY, ORIGIN, Odd, Oddity, bind, bind_many, clock, founded, host, journal, policy, soon, start,
+    LOG_KEY, ORIGIN, Odd, Oddity, bind, bind_again, bind_many, approvals, clock, draft, founded, host, journal, policy, soon, start,
 };
 
 fn scraped(registry: &Prometheus, line: &str) -> f64 {
@@ -36,10 +41,10 @@ async fn what_is_left_after_pruning_is_proven_and_found_again() {
     registry.found(policy(1, 1), soon()).await.unwrap();
     bind_many(&host, &registry, 0..700).await;
     let before = registry.checkpoint();
-    assert_eq!(registry.prune(255).await, Ok(0), "not a whole tile");
-    let freed = registry.prune(600).await.unwrap();
+    assert_eq!(registry.prune(255, soon()).await, Ok(0), "not a whole tile");
+    let freed = registry.prune(600, soon()).await.unwrap();
     assert!(freed > 32 << 10, "{freed} bytes");
-    assert_eq!(registry.prune(600).await, Ok(0), "it is gone already");
+    assert_eq!(registry.prune(600, soon()).await, Ok(0), "it is gone already");
     assert_eq!(registry.status().first, 513);
     bind(&registry, "after", "x", &[0]).await.unwrap();
 
@@ -94,7 +99,7 @@ async fn retention_is_by_number_age_or_bytes() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let cycle = || tokio::time::sleep(Duration::from_secs(61));
     let keep = |retention| registry.reload(Settings { retention, ..registry.settings() }).unwrap();
-    bind_many(&host, &registry, 0..600).await;
+    bind_again(&registry, 600).await;
     cycle().await;
     assert_eq!(registry.status().first, 1, "everything is kept unless somebody says otherwise");
     keep(Retention { entries: Some(345), ..Retention::default() });
@@ -105,13 +110,21 @@ async fn retention_is_by_number_age_or_bytes() {
     assert_eq!(registry.status().first, 257);
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(registry.status().first, 513, "whole tiles that are older");
-    bind_many(&host, &registry, 600..1300).await;
+    bind_again(&registry, 700).await;
     keep(Retention { bytes: Some(1 << 20), ..Retention::default() });
     cycle().await;
     assert_eq!(registry.status().first, 513);
     keep(Retention { bytes: Some(1000), ..Retention::default() });
     cycle().await;
     assert_eq!(registry.status().first, 1281, "the tile that the head is in stays");
+    // Snapshots hold all names, so with many of them there must be more to let go of.
+    keep(Retention { entries: Some(1), ..Retention::default() });
+    bind_many(&host, &registry, 0..600).await;
+    cycle().await;
+    assert_eq!(registry.status().first, 1281, "a snapshot would take as much as it frees");
+    bind_again(&registry, 1000).await;
+    cycle().await;
+    assert_eq!(registry.status().first, 2817);
     host.shutdown().await;
 }
 
@@ -127,7 +140,7 @@ async fn a_busy_pruner_skips_cycles() {
     let registry = builder.start(store.clone(), &host).await.unwrap();
     registry.found(policy(1, 1), soon()).await.unwrap();
     store.be(Oddity::Stuck);
-    bind_many(&host, &registry, 0..300).await;
+    bind_again(&registry, 300).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(scraped(&scrape, "ron_registry_retention_skipped_total") >= 5.0);
     assert_eq!(registry.status().first, 1);
@@ -168,6 +181,152 @@ async fn a_flipped_bit_is_found_and_named() {
     store.be(Oddity::None);
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert!(registry.status().ready.reads, "it was the disk's mood");
+    host.shutdown().await;
+}
+
+/// As above on the store that ships, whose sums notice first.
+#[tokio::test(start_paused = true)]
+async fn a_flipped_bit_of_a_file_is_found_and_named() {
+    let (host, disk) = (host(), SimDisk::new());
+    let registry = start(journal(&host, &disk).await.unwrap(), &host).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    for number in 0..20 {
+        bind(&registry, &format!("name/{number:02}"), "x", &[0]).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let find = |text: &[u8]| {
+        Disk::list(&disk, Path::new("log")).unwrap().iter().find_map(|file| {
+            let path = Path::new("log").join(&file.name);
+            let bytes = disk.bytes(&path)?;
+            bytes.windows(text.len()).position(|window| window == text).map(|at| (path, at))
+        })
+    };
+    let (path, at) = find(b"name/12").unwrap();
+    // In the entry, and in the head of the record: the block is one entry, so its head is not far.
+    let mut named = 0;
+    for offset in [at, at - 300, at - 220, at - 200] {
+        disk.flip_bit(&path, offset);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let status = registry.status();
+        let gate = status.ready.closed().find(|gate| gate.name == "registry.verified");
+        let reason = format!("{:?}", gate.expect("it is said"));
+        assert!(reason.contains("version 1"), "{reason}");
+        named += usize::from(reason.contains("version 14"));
+        assert!(!status.ready.reads);
+        disk.flip_bit(&path, offset);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(registry.status().ready.reads, "it is whole again");
+    }
+    assert!(named > 0);
+    host.shutdown().await;
+}
+
+/// What is about to go is compared with what was committed: also a signature, which nothing after it covers.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_pruned_that_is_not_what_was_committed() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    bind_again(&registry, 100).await;
+    let trust = LogTrust::new(registry.log_key());
+    let early = trust.open(&registry.checkpoint()).unwrap();
+    bind_again(&registry, 200).await;
+    let late = trust.open(&registry.checkpoint()).unwrap();
+    for (oddity, what) in [(Oddity::Forge(256), "up to version 256"), (Oddity::Empty, "not there")] {
+        store.be(oddity);
+        let refused = registry.prune(256, soon()).await.unwrap_err();
+        assert!(
+            matches!(&refused, RegistryError::Untrusted { message } if message.contains(what)),
+            "{refused:?}"
+        );
+    }
+    // And nobody waits without an end for what is not there.
+    let missing = registry.updates(1).next().await.unwrap().unwrap_err();
+    assert!(matches!(missing, RegistryError::Untrusted { .. }), "{missing:?}");
+    store.be(Oddity::None);
+    assert_eq!(registry.status().first, 1);
+    let (one, two) = tokio::join!(registry.prune(256, soon()), registry.prune(256, soon()));
+    assert!(one.unwrap() > 0 && two == Ok(0), "one after the other");
+    assert_eq!(registry.status().first, 257);
+    host.shutdown().await;
+
+    // What was seen last can be compared; what was seen before what is left cannot, and is no excuse.
+    let host = self::host();
+    let builder = || Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+    let refused = builder().seen(early).start(store.clone(), &host).await.unwrap_err();
+    assert!(
+        matches!(&refused, RegistryError::Untrusted { message } if message.contains("pruned beyond")),
+        "{refused:?}"
+    );
+    assert_eq!(builder().seen(late).start(store, &host).await.unwrap().head().version, 301);
+    host.shutdown().await;
+}
+
+/// A clock that leaps does not take the log with it.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_leaps_prunes_nothing() {
+    let (host, ahead) = (host(), Arc::new(AtomicU64::new(0)));
+    let (clock, leap) = (clock(), Arc::clone(&ahead));
+    let retention = Retention { age: Some(Duration::from_secs(30 * 24 * 3600)), ..Retention::default() };
+    let settings =
+        Settings { retention, verify_interval: Duration::from_secs(1 << 20), ..Settings::default() };
+    let builder = Registry::builder(ORIGIN, LOG_KEY).settings(settings);
+    let builder = builder.clock(move || clock() + leap.load(Ordering::Relaxed));
+    let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_again(&registry, 300).await;
+    ahead.store(10 * 365 * 24 * 3_600_000, Ordering::Relaxed);
+    bind(&registry, "then", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(23 * 3600)).await;
+    assert_eq!(registry.status().first, 1, "there is time to set it right");
+    // It is set right, and the log goes on: its time does not go back, and what is drafted knows.
+    ahead.store(0, Ordering::Relaxed);
+    bind(&registry, "now", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(48 * 3600)).await;
+    assert_eq!(registry.status().first, 1);
+    ahead.store(10 * 365 * 24 * 3_600_000, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(25 * 3600)).await;
+    assert_eq!(registry.status().first, 257, "it is what it says, after all");
+    host.shutdown().await;
+}
+
+/// What was committed and not told before a stop is told after it, by a host that remembers where it was.
+#[tokio::test(start_paused = true)]
+async fn a_publisher_goes_on_where_it_was() {
+    let store = Arc::new(MemoryStore::new());
+    let mut next = 1;
+    let mut all = Vec::new();
+    for round in 0..3 {
+        let host = host();
+        let told = Told::default();
+        let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+        let builder = builder.publisher(told.clone()).publish_from(next);
+        let registry = builder.start(store.clone(), &host).await.unwrap();
+        if round == 0 {
+            registry.found(policy(1, 1), soon()).await.unwrap();
+        }
+        // The last of them is committed while it stops.
+        let proposal = draft(&registry, "last", &round.to_string());
+        let last = registry.submit(proposal.clone(), approvals(&proposal, &[0]), soon());
+        let (last, _) = tokio::join!(last, registry.shutdown());
+        last.unwrap();
+        let versions = std::mem::take(&mut *told.versions.lock().unwrap());
+        next = versions.last().unwrap() + 1;
+        all.extend(versions);
+        host.shutdown().await;
+    }
+    assert_eq!(all, (1..=4).collect::<Vec<_>>());
+}
+
+/// Reads do not go through the lanes, so full ones take no reader away.
+#[tokio::test(start_paused = true)]
+async fn full_lanes_are_about_writes() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let status = registry.status().ready;
+    let lanes: Vec<_> =
+        status.gates.iter().filter(|gate| ["proposals", "approvals"].contains(&&*gate.name)).collect();
+    assert_eq!(lanes.len(), 2, "{lanes:?}");
+    assert!(lanes.iter().all(|gate| gate.affects == Affects::Writes), "{lanes:?}");
     host.shutdown().await;
 }
 
@@ -238,7 +397,8 @@ async fn a_pass_of_the_verifier_survives_a_restart() {
         assert!(slices < 20);
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(registry.status().verified < 100 && registry.status().ready.reads, "and now from the beginning");
+    let status = registry.status();
+    assert!(status.verified < 100 && status.ready.reads, "and now from the beginning: {status:?}");
     host.shutdown().await;
 }
 

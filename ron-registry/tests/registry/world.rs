@@ -117,6 +117,13 @@ pub(crate) async fn bind_many(
     std::mem::take(&mut *done.lock().unwrap())
 }
 
+/// Binds a few names again and again.
+pub(crate) async fn bind_again(registry: &Registry, times: u64) {
+    for number in 0..times {
+        bind(registry, &format!("again/{}", number % 8), &number.to_string(), &[0]).await.unwrap();
+    }
+}
+
 pub(crate) async fn journal(host: &Supervisor, disk: &SimDisk) -> Result<Arc<dyn LogStore>, StoreError> {
     let settings = JournalStoreSettings { segment_bytes: 32 << 10, salts: Salts::Seeded(1) };
     let store = JournalStore::open(host, Arc::new(disk.clone()), Path::new("log"), settings).await?;
@@ -136,6 +143,10 @@ pub(crate) enum Oddity {
     Doubt,
     /// One bit of the entry with this version is another when it is read.
     Flip(u64),
+    /// One bit of a signature in the entry with this version is another when it is read.
+    Forge(u64),
+    /// Nothing is there any more.
+    Empty,
     /// Reads fail.
     Away,
     /// Reads do not come to an end.
@@ -197,17 +208,24 @@ impl LogStore for Odd {
     ) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>> {
         Box::pin(async move {
             let mut entries = match self.is() {
+                Oddity::Empty => Ok(Vec::new()),
                 Oddity::Away => Err(StoreError::Failed { message: "away".into() }),
                 Oddity::Stuck => {
                     deadline.limit("read", std::future::pending()).await.map_err(StoreError::from)
                 }
                 _ => self.store.read(from, max, deadline).await,
             }?;
-            if let Oddity::Flip(version) = self.is() {
+            // The root of names is the last of an entry, behind the last signature.
+            let flip = match self.is() {
+                Oddity::Flip(version) => Some((version, 1)),
+                Oddity::Forge(version) => Some((version, 46)),
+                _ => None,
+            };
+            if let Some((version, back)) = flip {
                 if let Some(entry) = version.checked_sub(from).and_then(|at| entries.get_mut(at as usize)) {
                     let mut bytes = entry.to_vec();
-                    let last = bytes.len() - 1;
-                    bytes[last] ^= 1;
+                    let at = bytes.len() - back;
+                    bytes[at] ^= 1;
                     *entry = bytes.into();
                 }
             }

@@ -136,6 +136,6 @@ async fn what_is_not_there_is_told_apart() {
 /// Enough entries for a whole tile, and lets go of it.
 pub(super) async fn bind_tile(host: &Host) {
     crate::world::bind_many(&host.supervisor, &host.registry, 0..300).await;
-    host.registry.prune(256).await.unwrap();
+    host.registry.prune(256, soon()).await.unwrap();
     assert_eq!(host.registry.status().first, 257);
 }
