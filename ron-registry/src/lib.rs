@@ -78,6 +78,7 @@
 //! begin with a log that was pruned.
 
 mod actor;
+mod behind;
 mod builder;
 #[cfg(feature = "client")]
 pub mod client;

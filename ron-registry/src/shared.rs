@@ -3,7 +3,7 @@
 //! The committer alone changes it. Readers take the view as it is and never wait for anybody; tiles are shared, so that a
 //! proof holds the lock of the tree for one tile at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot};
@@ -37,6 +37,12 @@ pub(crate) const MARKS: LockSpec = LockSpec::new("ron-registry", "marks", 430)
 
 /// Entries read from the store at a time.
 const READ_MAX: usize = 256;
+
+/// Proposals that are remembered across a restart: as many as are by default while it runs.
+const RECENT_MAX: usize = 1 << 16;
+
+/// Entries between two times that others have their turn.
+const YIELDS: u64 = 32;
 
 /// What was committed. `version` is also how many entries the log has with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,7 +171,7 @@ pub(crate) struct Parts {
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
         let Parts { loaded, store, signer, trust, committed, settings, clock, verified } = parts;
-        let Loaded { view, tree, marks } = loaded;
+        let Loaded { view, tree, marks, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
         Shared {
@@ -190,8 +196,10 @@ impl Shared {
     pub(crate) fn show(&self, state: State, entries: &[Entry], checkpoint: Arc<Note>) {
         let Some(last) = entries.last().cloned() else { return };
         {
+            // Four megabytes at most, hashed before the lock is taken that every proof needs.
+            let leaves: Vec<_> = entries.iter().map(|entry| TreeHash::of_leaf(entry.encoded())).collect();
             let mut tree = self.tree.lock();
-            entries.iter().for_each(|entry| tree.push(TreeHash::of_leaf(entry.encoded())));
+            leaves.into_iter().for_each(|leaf| tree.push(leaf));
         }
         {
             let mut marks = self.marks.lock();
@@ -254,6 +262,8 @@ pub(crate) struct Loaded {
     pub(crate) view: View,
     pub(crate) tree: Tree,
     pub(crate) marks: Marks,
+    /// Proposals of the last entries and their versions, the oldest first: whoever repeats one is told where it is.
+    pub(crate) recent: VecDeque<(ProposalId, u64)>,
 }
 
 fn untrusted(message: String) -> RegistryError {
@@ -293,11 +303,15 @@ pub(crate) async fn load(
     let origin = trust.origin();
     let deadline = || Deadline::after(patience);
     let (mut state, mut tree, mut last) = beginning(store, origin, deadline()).await?;
-    let mut marks = Marks::default();
-    loop {
-        let entries = store.read(state.head().version + 1, READ_MAX, deadline()).await?;
+    let (mut marks, mut recent) = (Marks::default(), VecDeque::new());
+    // Where it ends first: what another committer appends meanwhile has a later checkpoint.
+    let tail = store.tail(deadline()).await?;
+    while state.head().version < tail.version {
+        let version = state.head().version + 1;
+        let max = READ_MAX.min(usize::try_from(tail.version + 1 - version).unwrap_or(READ_MAX));
+        let entries = store.read(version, max, deadline()).await?;
         if entries.is_empty() {
-            break;
+            return Err(untrusted(format!("version {version} is not there")));
         }
         for bytes in &entries {
             let version = state.head().version + 1;
@@ -306,10 +320,16 @@ pub(crate) async fn load(
                 .map_err(|error| untrusted(format!("version {version}: {error}")))?;
             tree.push(TreeHash::of_leaf(bytes));
             marks.note(&entry);
+            if recent.len() == RECENT_MAX {
+                recent.pop_front();
+            }
+            recent.push_back((entry.proposal().id(), version));
             last = Some(entry);
+            if version % YIELDS == 0 {
+                tokio::task::yield_now().await;
+            }
         }
     }
-    let tail = store.tail(deadline()).await?;
     let found = Checkpoint { origin: origin.to_owned(), size: tree.size(), root: tree.root() };
     let checkpoint = match tail.checkpoint {
         Some(bytes) => {
@@ -319,9 +339,11 @@ pub(crate) async fn load(
             if is_on_its_way {
                 let start = Checkpoint { origin: origin.to_owned(), size: 0, root: Tree::new().root() };
                 let unsigned = Note::new(start.text()).map_err(|error| untrusted(error.to_string()))?;
-                let kept = Loaded { view: View { state, last, checkpoint: Arc::new(note) }, tree, marks };
+                let view = View { state, last, checkpoint: Arc::new(note) };
+                let kept = Loaded { view, tree, marks, recent };
                 let view = View { state: State::new(origin), last: None, checkpoint: Arc::new(unsigned) };
-                return Ok((Loaded { view, tree: Tree::new(), marks: Marks::default() }, Some(kept)));
+                let (tree, marks, recent) = (Tree::new(), Marks::default(), VecDeque::new());
+                return Ok((Loaded { view, tree, marks, recent }, Some(kept)));
             }
             if said != found {
                 let (said, found) = (said.size, found.size);
@@ -348,5 +370,5 @@ pub(crate) async fn load(
         }
     }
     let view = View { state, last, checkpoint: Arc::new(checkpoint) };
-    Ok((Loaded { view, tree, marks }, None))
+    Ok((Loaded { view, tree, marks, recent }, None))
 }

@@ -384,6 +384,7 @@ async fn a_pass_of_the_verifier_survives_a_restart() {
     let reached = registry.status().verified;
     assert!(reached < 150, "{reached}");
     inner.shutdown().await;
+    drop((registry, inner));
 
     let inner = host.child("second", Duration::from_secs(1), Metrics::default());
     let store = journal(&inner, &disk).await.unwrap();
