@@ -129,8 +129,8 @@ impl Builder {
         self
     }
 
-    /// Lets the verifier's first pass go on behind this version, where [`Status::verified`] says that it was before the
-    /// stop. What is before it is read and not checked again until the next pass.
+    /// Lets the verifier's first pass go on behind this version, where [`Status::verified`](crate::Status::verified) says
+    /// that it was before the stop. What is before it is read and not checked again until the next pass.
     #[must_use]
     pub fn verified(mut self, version: u64) -> Self {
         self.verified = version;

@@ -398,8 +398,11 @@ async fn a_pass_of_the_verifier_survives_a_restart() {
         assert!(slices < 20);
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let status = registry.status();
-    assert!(status.verified < 100 && status.ready.reads, "and now from the beginning: {status:?}");
+    assert!(
+        registry.status().verified < 100,
+        "and now from the beginning, at {}",
+        registry.status().verified
+    );
     host.shutdown().await;
 }
 
