@@ -349,8 +349,10 @@ impl Committer {
 
     /// Tells why not: at once, or when what it is because of is durable.
     fn refuse(&mut self, refused: Refused, reply: Answer) {
-        if matches!(refused, Refused::ChainMismatch { .. }) {
-            self.meters.cas_fail.add(1);
+        match &refused {
+            Refused::ChainMismatch { .. } => self.meters.cas_fail.add(1),
+            Refused::Full { .. } => self.shared.metrics.tally(Counter::BusyRejections, "pending").add(1),
+            _ => {}
         }
         let decided = match &mut self.flying {
             Some(flying) if self.batch.is_empty() => Some(&mut flying.batch),

@@ -109,7 +109,9 @@ pub use handle::{
 };
 pub use logic::{
     chain::{ChainHash, Head},
-    checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile},
+    checkpoint::{
+        Checkpoint, CheckpointError, LogTrust, ProofFile, add_cosignatures, witness_request,
+    },
     entry::Entry,
     merkle::{ProofError, TreeHash, verify_consistency, verify_inclusion},
     names::{Latest, NameProof, NameProofError},

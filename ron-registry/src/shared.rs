@@ -130,6 +130,8 @@ pub(crate) struct Shared {
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) contents: Contents,
+    /// The last checkpoint that witnesses have signed, and its size.
+    pub(crate) cosigned: Snapshot<Option<(u64, Arc<Note>)>>,
     /// How far the verifier has come in this pass.
     pub(crate) verified: Snapshot<u64>,
     /// What a follower has caught its log at.
@@ -183,6 +185,7 @@ impl Shared {
             trust,
             committed,
             contents: Contents::new(metrics),
+            cosigned: Snapshot::new(None),
             verified: Snapshot::new(verified),
             evidence: Snapshot::new(Vec::new()),
             settings: Snapshot::new(settings),
@@ -190,6 +193,13 @@ impl Shared {
             clock,
             head,
         }
+    }
+
+    /// Up to which version entries may go: below the head, and not beyond what witnesses have seen, or there would be no
+    /// proof for them that the log has only grown.
+    pub(crate) fn prunable_below(&self) -> u64 {
+        let head = self.view.load().state.head().version;
+        (*self.cosigned.load()).as_ref().map_or(head, |(size, _)| head.min(*size))
     }
 
     /// Shows what has become durable, and tells everybody.

@@ -109,13 +109,11 @@ pub trait Publisher: fmt::Debug + Send + Sync + 'static {
     fn publish(&self, update: RegistryUpdated) -> BoxFuture<'_, ()>;
 }
 
-/// Up to which version may go: whole tiles, below the signed head of `head` entries.
-pub(crate) fn prunable(settings: &Settings, marks: &Marks, head: u64, now: u64) -> u64 {
+/// Up to which version may go of a log of `head` entries: whole tiles, and the entry `below` stays, whatever is said.
+pub(crate) fn prunable(settings: &Settings, marks: &Marks, (head, below): (u64, u64), now: u64) -> u64 {
     let retention = settings.retention;
-    // The last entry stays, whatever is said.
-    let below_head = |version: u64| version < head;
     let mut upto = 0;
-    for mark in marks.at.iter().filter(|mark| below_head(mark.version)) {
+    for mark in marks.at.iter().filter(|mark| mark.version < below) {
         let by_entries = retention.entries.is_some_and(|keep| head - mark.version >= keep);
         let age = Duration::from_millis(now.saturating_sub(mark.time));
         let by_age = retention.age.is_some_and(|keep| age > keep);
@@ -167,6 +165,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: S
         }
         // What the view shows is covered by a signed head that is durable.
         let head = shared.view.load().state.head().version;
+        let below = shared.prunable_below();
         let (mut settings, now) = ((*shared.settings.load()).clone(), shared.clock.now());
         if !ages.are_believed(now) {
             settings.retention.age = None;
@@ -174,7 +173,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: S
         let names = shared.view.load().state.names().len();
         let upto = {
             let marks = shared.marks.lock();
-            let upto = prunable(&settings, &marks, head, now);
+            let upto = prunable(&settings, &marks, (head, below), now);
             if marks.before(upto) >= worth(names) { upto } else { 0 }
         };
         let full = upto > 0 && retain.try_push(Prune { upto, reply: None }).is_err();
