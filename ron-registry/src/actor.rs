@@ -8,7 +8,6 @@
 //! is told to.
 
 use std::{
-    collections::HashMap,
     future::{pending, poll_fn},
     sync::Arc,
     time::Duration,
@@ -22,6 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     RegistryError,
+    batch::Batch,
     behind::Behind,
     handle::{Outcome, PendingProposal, Receipt},
     logic::{
@@ -35,7 +35,7 @@ use crate::{
     },
     metrics::{APPROVAL_REJECTS, CAS_FAIL, COMMIT_SECONDS, COMMITS, PENDING, STORAGE_BACKOFF},
     shared::Shared,
-    store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, StoreError, append},
+    store::{Appended, Block, BoxFuture, StoreError, append},
 };
 
 /// How long after the store was lost, or refused a block, it is asked again: longer each time.
@@ -60,66 +60,6 @@ pub(crate) enum Command {
     Pending { reply: Reply<Vec<PendingProposal>> },
 }
 
-/// Entries that are decided and not yet durable, and who waits for them.
-#[derive(Default)]
-struct Batch {
-    entries: Vec<Entry>,
-    bytes: usize,
-    /// In the order of the entries; with those who proposed the same meanwhile.
-    waiting: Vec<Vec<Answer>>,
-    by_id: HashMap<ProposalId, usize>,
-    /// Those who are refused because of these entries. They are told when it has come so far: a head that was told and
-    /// never came would look like a fork.
-    held: Vec<(Refused, Answer)>,
-}
-
-impl Batch {
-    fn is_full(&self) -> bool {
-        // The largest entry must still fit.
-        self.entries.len() >= BLOCK_ENTRIES_MAX || self.bytes + usize::from(u16::MAX) > BLOCK_BYTES_MAX
-    }
-
-    fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// As much of it as fits a block. The rest stays, and with it those who are refused.
-    fn take_block(&mut self) -> Batch {
-        let mut all = std::mem::take(self);
-        let mut bytes = 0;
-        let fits = |entry: &&Entry| {
-            bytes += entry.encoded().len();
-            bytes <= BLOCK_BYTES_MAX
-        };
-        let count = all.entries.iter().take(BLOCK_ENTRIES_MAX).take_while(fits).count();
-        if count == all.entries.len() {
-            return all;
-        }
-        let rest = all.entries.drain(count..).zip(all.waiting.drain(count..)).collect::<Vec<_>>();
-        rest.into_iter().for_each(|(entry, waiting)| self.push(entry, waiting));
-        self.held = std::mem::take(&mut all.held);
-        let mut block = Batch::default();
-        all.entries.into_iter().zip(all.waiting).for_each(|(entry, waiting)| block.push(entry, waiting));
-        block
-    }
-
-    fn push(&mut self, entry: Entry, waiting: Vec<Answer>) {
-        self.by_id.insert(entry.proposal().id(), self.entries.len());
-        self.bytes += entry.encoded().len();
-        self.entries.push(entry);
-        self.waiting.push(waiting);
-    }
-
-    /// Tells everybody why not. What was decided waits again, with its approvals: whoever asks again finds it complete.
-    fn refuse(self, error: &RegistryError, quorum: &mut Quorum) {
-        for entry in &self.entries {
-            quorum.put_back(entry.proposal().clone(), entry.approvals());
-        }
-        let held = self.held.into_iter().map(|(_, reply)| reply);
-        self.waiting.into_iter().flatten().chain(held).for_each(|reply| reply.send(Err(error.clone())));
-    }
-}
-
 /// A block on its way to the store.
 struct Flying {
     append: BoxFuture<'static, Result<Appended, StoreError>>,
@@ -132,9 +72,12 @@ struct Flying {
     is_slow: bool,
 }
 
+/// The signed head of what others have appended, if there is anything new.
+type Found = Result<Option<Arc<Note>>, RegistryError>;
+
 /// The store being asked what others have appended.
 struct Seeking {
-    reading: BoxFuture<'static, (Behind, Result<Option<Arc<Note>>, RegistryError>)>,
+    reading: BoxFuture<'static, (Behind, Found)>,
     /// What was decided before somebody else was faster, to be decided again; none if nothing was.
     again: Option<[Batch; 2]>,
 }
@@ -520,7 +463,7 @@ impl Committer {
         self.seeking = Some(Seeking { reading, again });
     }
 
-    fn on_found(&mut self, behind: Behind, found: Result<Option<Arc<Note>>, RegistryError>) {
+    fn on_found(&mut self, behind: Behind, found: Found) {
         let again = self.seeking.take().expect("only what is sought is found").again;
         match found {
             Ok(note) => {
@@ -595,9 +538,7 @@ impl Committer {
                 let current = self.durable.names().get(&name).copied();
                 Refused::NameMoved { name, current }
             }
-            Refused::WrongEpoch { found, .. } => {
-                Refused::WrongEpoch { found, current: self.durable.epoch() }
-            }
+            Refused::WrongEpoch { found, .. } => Refused::WrongEpoch { found, current: self.durable.epoch() },
             other => other,
         }
     }
@@ -631,7 +572,7 @@ async fn arrival(flying: &mut Option<Flying>) -> Result<Appended, StoreError> {
 }
 
 /// What the store said about what others have appended; never, if it is not asked.
-async fn sought(seeking: &mut Option<Seeking>) -> (Behind, Result<Option<Arc<Note>>, RegistryError>) {
+async fn sought(seeking: &mut Option<Seeking>) -> (Behind, Found) {
     match seeking {
         Some(seeking) => poll_fn(|cx| seeking.reading.as_mut().poll(cx)).await,
         None => pending().await,
@@ -670,49 +611,5 @@ fn reason(refused: &Refused) -> &'static str {
         Refused::NotASigner { .. } => "not_a_signer",
         Refused::SignerExpired { .. } => "signer_expired",
         _ => "state",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::logic::{
-        fixture::{ORIGIN, START, bind, policy, propose},
-        proposal::Action,
-    };
-
-    /// After a lost race there may be twice as much as fits.
-    #[test]
-    fn no_block_is_larger_than_any_may_be() {
-        let founded = propose(0, Action::Found { policy: Arc::new(policy(1, 1)) });
-        let approve = |proposal: &Proposal| {
-            proposal.approve(&crate::logic::fixture::identity(0), u64::MAX).verify().unwrap().recorded()
-        };
-        for (count, payload) in [(100, 48 << 10), (2100, 1)] {
-            let (mut state, mut batch) = (State::new(ORIGIN), Batch::default());
-            batch.push(state.commit(founded.clone(), vec![], START).unwrap(), Vec::new());
-            // One approval does for all of them: signatures are not looked at here.
-            let approval = approve(&founded);
-            for number in 0..count {
-                let proposal = bind(1, &format!("name/{number}"), 0, &"x".repeat(payload));
-                batch.push(state.commit(proposal, vec![approval], START).unwrap(), Vec::new());
-            }
-            let (mut version, mut blocks) = (0, 0);
-            while !batch.is_empty() {
-                let block = batch.take_block();
-                let entries: Vec<_> = block.entries.iter().map(|entry| entry.encoded().clone()).collect();
-                crate::store::check_block(&Block { entries, checkpoint: Bytes::new() }).unwrap();
-                for (at, entry) in block.entries.iter().enumerate() {
-                    version += 1;
-                    assert_eq!((entry.version(), block.by_id[&entry.proposal().id()]), (version, at));
-                }
-                for (at, entry) in batch.entries.iter().enumerate() {
-                    assert_eq!(batch.by_id[&entry.proposal().id()], at);
-                }
-                blocks += 1;
-            }
-            assert_eq!(version, count + 1);
-            assert!(blocks > 1);
-        }
     }
 }

@@ -154,17 +154,8 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder {
-            role,
-            settings,
-            metrics,
-            clock,
-            seen,
-            publisher,
-            publish_from,
-            on_evidence,
-            verified,
-        } = self;
+        let Builder { role, settings, metrics, clock, seen, publisher, publish_from, on_evidence, verified } =
+            self;
         settings.check()?;
         let [_, _, committed] = settings.lanes()?;
         let (signer, trust, source) = match role {
@@ -181,11 +172,13 @@ impl Builder {
         };
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("registry", settings.drain, metrics);
-        let (mut loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
+        let spawner = group.spawner();
+        let (mut loaded, kept) =
+            load(&*store, &spawner, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
         let recent = std::mem::take(&mut loaded.recent);
-        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified };
+        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
 
         let ready = supervisor.ready();

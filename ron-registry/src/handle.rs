@@ -12,7 +12,7 @@ use crate::{
     follow::{Evidence, Source},
     logic::{
         chain::Head,
-        checkpoint::{add_cosignatures, CheckpointError, LogTrust, ProofFile},
+        checkpoint::{CheckpointError, LogTrust, ProofFile, add_cosignatures},
         entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
         names::{Latest, NameProof, NameProofError},
@@ -50,7 +50,8 @@ impl Eq for Receipt {}
 /// How a proposal stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It waits for approvals.
+    /// It waits for approvals, in memory: a restart forgets it, so keep the proposal, and the approvals, until it is committed.
+    /// Doing either again is harmless.
     Pending {
         /// What was proposed.
         proposal: ProposalId,

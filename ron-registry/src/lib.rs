@@ -78,6 +78,7 @@
 //! begin with a log that was pruned.
 
 mod actor;
+mod batch;
 mod behind;
 mod builder;
 #[cfg(feature = "client")]
@@ -109,9 +110,7 @@ pub use handle::{
 };
 pub use logic::{
     chain::{ChainHash, Head},
-    checkpoint::{
-        Checkpoint, CheckpointError, LogTrust, ProofFile, add_cosignatures, witness_request,
-    },
+    checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, add_cosignatures, witness_request},
     entry::Entry,
     merkle::{ProofError, TreeHash, verify_consistency, verify_inclusion},
     names::{Latest, NameProof, NameProofError},

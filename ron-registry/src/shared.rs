@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot};
+use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot, Spawner};
 
 use crate::{
     RegistryError, Settings,
@@ -22,7 +22,7 @@ use crate::{
         tiles::{TILE_WIDTH, Tile, TileSource, Tree},
     },
     metrics::HEAD_VERSION,
-    store::LogStore,
+    store::{LogStore, StoredSnapshot},
 };
 
 pub(crate) const COMMITTED: LaneSpec = LaneSpec::feed("ron-registry", "committed", 1024)
@@ -138,6 +138,7 @@ pub(crate) struct Shared {
     pub(crate) evidence: Snapshot<Vec<Evidence>>,
     pub(crate) settings: Snapshot<Settings>,
     pub(crate) metrics: Metrics,
+    pub(crate) spawner: Spawner,
     pub(crate) clock: Clock,
     head: Gauge,
 }
@@ -168,11 +169,12 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) verified: u64,
+    pub(crate) spawner: Spawner,
 }
 
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { loaded, store, signer, trust, committed, settings, clock, verified } = parts;
+        let Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner } = parts;
         let Loaded { view, tree, marks, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
@@ -190,6 +192,7 @@ impl Shared {
             evidence: Snapshot::new(Vec::new()),
             settings: Snapshot::new(settings),
             metrics: metrics.clone(),
+            spawner,
             clock,
             head,
         }
@@ -283,16 +286,22 @@ fn untrusted(message: String) -> RegistryError {
 /// Where a log in a store begins: with its snapshot, or empty.
 pub(crate) async fn beginning(
     store: &dyn LogStore,
+    spawner: &Spawner,
     origin: &str,
     deadline: Deadline,
 ) -> Result<(State, Tree, Option<Entry>), RegistryError> {
     let Some(stored) = store.snapshot(deadline).await? else {
         return Ok((State::new(origin), Tree::new(), None));
     };
-    let snapshot = crate::logic::snapshot::Snapshot::decode(&stored.parts);
-    let opened = snapshot.and_then(|snapshot| snapshot.restore());
+    let StoredSnapshot { version, parts } = stored;
+    // A million names are more than a hundred megabytes.
+    let open = move || {
+        let snapshot = crate::logic::snapshot::Snapshot::decode(&parts);
+        snapshot.and_then(|snapshot| snapshot.restore())
+    };
+    let opened = spawner.blocking("snapshot_open", deadline, open).await?;
     let (state, tree, entry) =
-        opened.map_err(|error| untrusted(format!("the snapshot of version {}: {error}", stored.version)))?;
+        opened.map_err(|error| untrusted(format!("the snapshot of version {version}: {error}")))?;
     if state.origin() != origin {
         return Err(untrusted(format!("it is the log {}", state.origin())));
     }
@@ -305,6 +314,7 @@ pub(crate) async fn beginning(
 /// has the rest, and are given beside what is.
 pub(crate) async fn load(
     store: &dyn LogStore,
+    spawner: &Spawner,
     signer: Option<&NoteSigner>,
     trust: &LogTrust,
     seen: Option<&Checkpoint>,
@@ -312,7 +322,7 @@ pub(crate) async fn load(
 ) -> Result<(Loaded, Option<Loaded>), RegistryError> {
     let origin = trust.origin();
     let deadline = || Deadline::after(patience);
-    let (mut state, mut tree, mut last) = beginning(store, origin, deadline()).await?;
+    let (mut state, mut tree, mut last) = beginning(store, spawner, origin, deadline()).await?;
     let (mut marks, mut recent) = (Marks::default(), VecDeque::new());
     // Where it ends first: what another committer appends meanwhile has a later checkpoint.
     let tail = store.tail(deadline()).await?;
@@ -373,7 +383,9 @@ pub(crate) async fn load(
         // Whoever can make another log can prune it as well, so that it cannot be compared is no excuse.
         if let Err(error) = root {
             let size = seen.size;
-            return Err(untrusted(format!("it was pruned beyond the {size} entries that were seen: {error}")));
+            return Err(untrusted(format!(
+                "it was pruned beyond the {size} entries that were seen: {error}"
+            )));
         }
         if seen.size > tree.size() || root != Ok(seen.root) {
             return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));

@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -66,8 +67,8 @@ pub(crate) fn start(
         Box::pin(checkpoint(Arc::clone(&at), lane.clone(), stop))
     });
     let at = Arc::clone(shared);
-    let _ = group
-        .spawn_restarting(PRUNER, move |stop| Box::pin(prune(Arc::clone(&at), retained.clone(), stop)));
+    let _ =
+        group.spawn_restarting(PRUNER, move |stop| Box::pin(prune(Arc::clone(&at), retained.clone(), stop)));
     let (at, gate) = (Arc::clone(shared), verifier_gate(ready));
     let _ = group
         .spawn_restarting(VERIFIER, move |stop| Box::pin(verify(Arc::clone(&at), Arc::clone(&gate), stop)));
@@ -202,7 +203,7 @@ pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop)
             () = stop.requested() => Err(RegistryError::Canceled),
             pruned = prune_to(&shared, upto) => pruned,
         };
-        if let Err(error) = &pruned {
+        if let Some(error) = pruned.as_ref().err().filter(|error| **error != RegistryError::Canceled) {
             shared.metrics.tally(STORAGE_BACKOFF, "prune").add(1);
             tracing::warn!(%error, upto, "could not prune");
         }
@@ -228,9 +229,13 @@ pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, Registry
         let message = format!("what is stored up to version {upto} is another than was committed");
         return Err(RegistryError::Untrusted { message });
     }
-    let last = replay.last.as_ref().expect("it has come to a version");
-    let snapshot = Snapshot::take(&replay.state, &replay.tree, last)?;
-    let parts = snapshot.expect("a log with entries has begun").encode();
+    let encode = move || {
+        let last = replay.last.as_ref().expect("it has come to a version");
+        let snapshot = Snapshot::take(&replay.state, &replay.tree, last)?;
+        Ok::<_, RegistryError>(snapshot.expect("a log with entries has begun").encode())
+    };
+    // A million names are more than a hundred megabytes.
+    let parts = shared.spawner.blocking("snapshot_write", deadline(), encode).await??;
     let freed = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await?;
     shared.tree.lock().prune(upto);
     shared.marks.lock().prune(upto);
@@ -254,7 +259,8 @@ struct Replay {
 impl Replay {
     async fn begin(shared: &Shared, checked: u64) -> Result<Self, RegistryError> {
         let (origin, goal) = (shared.trust.origin(), shared.view.load());
-        let (state, tree, last) = beginning(&*shared.store, origin, Deadline::after(STEP)).await?;
+        let (state, tree, last) =
+            beginning(&*shared.store, &shared.spawner, origin, Deadline::after(STEP)).await?;
         Ok(Replay { state, tree, last, checked, goal })
     }
 
@@ -418,11 +424,12 @@ pub(crate) async fn publish(
     stop: Stop,
 ) {
     let mut updates = Updates::new(&shared, next.load(Ordering::Relaxed));
+    let mut over = pin!(over(&shared, &stop));
     loop {
         // What is committed while the registry stops is told, too, as far as there is time.
         let update = tokio::select! {
             biased;
-            () = over(&shared, &stop) => return,
+            () = &mut over => return,
             update = updates.next() => update,
         };
         match update {
@@ -431,7 +438,7 @@ pub(crate) async fn publish(
                 let version = update.version;
                 tokio::select! {
                     biased;
-                    () = over(&shared, &stop) => return,
+                    () = &mut over => return,
                     () = publisher.publish(update) => {}
                 }
                 next.store(version + 1, Ordering::Relaxed);

@@ -17,14 +17,16 @@ use ron_core::{
     sim::SimDisk,
 };
 use ron_registry::{
-    CheckpointError, KeyKind, LogTrust, NoteSigner, Publisher, Registry, RegistryError, RegistryUpdated, Retention, Settings,
+    CheckpointError, KeyKind, LogTrust, NoteSigner, Publisher, Registry, RegistryError, RegistryUpdated,
+    Retention, Settings,
     net::Links,
     store::{BoxFuture, MemoryStore},
     verify_consistency,
 };
 
 use super::world::{
-    LOG_KEY, ORIGIN, Odd, Oddity, bind, bind_again, bind_many, approvals, clock, draft, founded, host, journal, policy, soon, start,
+    LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_again, bind_many, clock, draft, founded, host,
+    journal, policy, soon, start,
 };
 
 fn scraped(registry: &Prometheus, line: &str) -> f64 {
