@@ -15,7 +15,7 @@ use crate::{
         checkpoint::{CheckpointError, LogTrust, ProofFile, add_cosignatures},
         entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
-        names::{Latest, NameProof, NameProofError},
+        names::{Latest, NameProof, NameProofError, Names, POLICY_KEY},
         note::{Note, NoteVerifier},
         policy::Policy,
         proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
@@ -110,12 +110,24 @@ impl NameAnswer {
     /// # Errors
     /// A [`NameAnswerError`].
     pub fn verify(&self, name: &Name, trust: &LogTrust) -> Result<Option<Latest>, NameAnswerError> {
+        Ok(self.proof.verify(name, &self.last(trust)?.names())?)
+    }
+
+    /// Which policy is in force, as `trust` can see for itself: where it was decided, and the id of its bytes.
+    ///
+    /// # Errors
+    /// A [`NameAnswerError`].
+    pub fn verify_policy(&self, trust: &LogTrust) -> Result<Option<Latest>, NameAnswerError> {
+        Ok(self.proof.verify_policy(&self.last(trust)?.names())?)
+    }
+
+    /// The last entry of the log.
+    fn last(&self, trust: &LogTrust) -> Result<Entry, NameAnswerError> {
         let checkpoint = self.inclusion.verify(&self.entry, trust)?;
         if self.inclusion.index + 1 != checkpoint.size {
             return Err(NameAnswerError::NotLast);
         }
-        let entry = Entry::decode(&self.entry)?;
-        Ok(self.proof.verify(name, &entry.names())?)
+        Ok(Entry::decode(&self.entry)?)
     }
 }
 
@@ -503,13 +515,29 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`] before the beginning.
     pub fn name(&self, name: &Name) -> Result<NameAnswer, RegistryError> {
+        self.answer(|names| (names.get(name).copied(), names.prove(name)))
+    }
+
+    /// Which policy is in force, with the proof of it.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`] before the beginning.
+    pub fn policy_proof(&self) -> Result<NameAnswer, RegistryError> {
+        self.answer(|names| (names.lookup(POLICY_KEY).copied(), names.prove_policy()))
+    }
+
+    fn answer(
+        &self,
+        ask: impl FnOnce(&Names) -> (Option<Latest>, NameProof),
+    ) -> Result<NameAnswer, RegistryError> {
         let view = self.shared.view.load();
         let last = view.last.as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
         let path = Prover::new(&SharedTiles(&self.shared), last.version()).inclusion(last.version() - 1)?;
         let checkpoint = (*view.checkpoint).clone();
+        let (latest, proof) = ask(view.state.names());
         Ok(NameAnswer {
-            latest: view.state.names().get(name).copied(),
-            proof: view.state.names().prove(name),
+            latest,
+            proof,
             entry: last.encoded().clone(),
             inclusion: ProofFile { index: last.version() - 1, path, checkpoint, extra: None },
         })

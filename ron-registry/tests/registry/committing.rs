@@ -203,7 +203,11 @@ async fn a_rotation_takes_effect_at_once() {
     assert_eq!(missing(registry.submit(rotate.clone(), with, soon()).await.unwrap()), ["new"]);
     let last = rotate.approve(&signer(5), rotate.expires());
     assert!(matches!(registry.approve(last, soon()).await, Ok(Outcome::Committed(_))));
-    assert_eq!(registry.policy().unwrap().0, 2);
+    let (epoch, policy) = registry.policy().unwrap();
+    assert_eq!(epoch, 2);
+    let trust = LogTrust::new(registry.log_key());
+    let proven = registry.policy_proof().unwrap().verify_policy(&trust).unwrap().unwrap();
+    assert_eq!((proven.version, proven.content), (2, Some(ContentId::of(policy.encoded()))));
     let old = waits.approve(&signer(0), waits.expires());
     assert_eq!(registry.approve(old, soon()).await, Err(RegistryError::Refused(Refused::UnknownProposal)));
     assert!(bind(&registry, "a", "x", &[5]).await.is_ok());
