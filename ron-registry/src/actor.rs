@@ -2,23 +2,27 @@
 //!
 //! It decides in memory and is never in doubt about what it decided: while one block is on its way to the store, the next
 //! gathers, so a batch of independent commits is one sync, and a single caller pays for one sync and nothing else. Callers
-//! are answered when their entry is durable and covered by a signed head. If another committer was faster, it reads what
-//! that one wrote and decides again what still can be; if the store cannot be trusted to have taken a block, it decides
-//! nothing until it knows.
+//! are answered when their entry is durable and covered by a signed head, and so are those who are refused because of one.
+//! If another committer was faster, it reads what that one wrote and decides again what still can be; if the store cannot
+//! be trusted to have taken a block, it decides nothing until it knows. While it reads it still answers, and stops when it
+//! is told to.
 
 use std::{
-    collections::HashMap,
     future::{pending, poll_fn},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use ron_core::{Counter, Deadline, Gauge, Histogram, PriorityInbox, ReadyGate, Reply, Stop, Tally};
+use ron_core::{
+    Backoff, BackoffPolicy, Counter, Deadline, Gauge, Histogram, PriorityInbox, ReadyGate, Reply, Stop, Tally,
+};
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
     RegistryError,
+    batch::Batch,
+    behind::Behind,
     handle::{Outcome, PendingProposal, Receipt},
     logic::{
         checkpoint::Checkpoint,
@@ -31,17 +35,18 @@ use crate::{
     },
     metrics::{APPROVAL_REJECTS, CAS_FAIL, COMMIT_SECONDS, COMMITS, PENDING, STORAGE_BACKOFF},
     shared::Shared,
-    store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, StoreError, append},
+    store::{Appended, Block, BoxFuture, StoreError, append},
 };
 
-/// How long after the store was lost it is asked again.
+/// How long after the store was lost, or refused a block, it is asked again: longer each time.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
+const LOST_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// How often a committer that has nothing to append looks whether another one has: what it shows is that old at most.
+const POLL: Duration = Duration::from_secs(5);
 
 /// The longest sleep: the clock that proposals expire by may be set meanwhile.
 const WAKE_MAX: Duration = Duration::from_secs(60);
-
-/// Entries read at a time when another committer was faster.
-const CATCH_UP: usize = 256;
 
 pub(crate) type Answer = Reply<Result<Outcome, RegistryError>>;
 
@@ -53,38 +58,6 @@ pub(crate) enum Command {
     Approve { approval: Box<VerifiedApproval>, deadline: Deadline, reply: Answer },
     /// What waits.
     Pending { reply: Reply<Vec<PendingProposal>> },
-}
-
-/// Entries that are decided and not yet durable, and who waits for them.
-#[derive(Default)]
-struct Batch {
-    entries: Vec<Entry>,
-    bytes: usize,
-    /// In the order of the entries; with those who proposed the same meanwhile.
-    waiting: Vec<Vec<Answer>>,
-    by_id: HashMap<ProposalId, usize>,
-}
-
-impl Batch {
-    fn is_full(&self) -> bool {
-        // The largest entry must still fit.
-        self.entries.len() >= BLOCK_ENTRIES_MAX || self.bytes + usize::from(u16::MAX) > BLOCK_BYTES_MAX
-    }
-
-    fn push(&mut self, entry: Entry, waiting: Vec<Answer>) {
-        self.by_id.insert(entry.proposal().id(), self.entries.len());
-        self.bytes += entry.encoded().len();
-        self.entries.push(entry);
-        self.waiting.push(waiting);
-    }
-
-    /// Tells everybody why not. What was decided waits again, with its approvals: whoever asks again finds it complete.
-    fn refuse(self, error: &RegistryError, quorum: &mut Quorum) {
-        for entry in &self.entries {
-            quorum.put_back(entry.proposal().clone(), entry.approvals());
-        }
-        self.waiting.into_iter().flatten().for_each(|reply| reply.send(Err(error.clone())));
-    }
 }
 
 /// A block on its way to the store.
@@ -99,6 +72,16 @@ struct Flying {
     is_slow: bool,
 }
 
+/// The signed head of what others have appended, if there is anything new.
+type Found = Result<Option<Arc<Note>>, RegistryError>;
+
+/// The store being asked what others have appended.
+struct Seeking {
+    reading: BoxFuture<'static, (Behind, Found)>,
+    /// What was decided before somebody else was faster, to be decided again; none if nothing was.
+    again: Option<[Batch; 2]>,
+}
+
 pub(crate) struct Committer {
     shared: Arc<Shared>,
     inbox: PriorityInbox<Command>,
@@ -110,9 +93,16 @@ pub(crate) struct Committer {
     state: State,
     batch: Batch,
     flying: Option<Flying>,
-    /// Whether it is unknown where the log ends, and when the store is asked again.
+    seeking: Option<Seeking>,
+    /// What was read before the store failed.
+    behind: Option<Behind>,
+    /// Whether it is unknown where the log ends.
     is_lost: bool,
+    /// Whether the store refused the last block, so that the gate is closed until it was asked again.
+    is_shut: bool,
+    /// When the store is asked again.
     seek_at: Instant,
+    backoff: Backoff,
     gate: ReadyGate,
     meters: Meters,
 }
@@ -125,7 +115,13 @@ struct Meters {
 }
 
 impl Committer {
-    pub(crate) fn new(shared: Arc<Shared>, inbox: PriorityInbox<Command>, gate: ReadyGate) -> Self {
+    /// `recent` are proposals that were committed before the start, the oldest first, and where.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        recent: impl IntoIterator<Item = (ProposalId, u64)>,
+        inbox: PriorityInbox<Command>,
+        gate: ReadyGate,
+    ) -> Self {
         let view = shared.view.load();
         let metrics = &shared.metrics;
         let meters = Meters {
@@ -136,15 +132,23 @@ impl Committer {
         };
         gate.open();
         let frontier = shared.tree.lock().frontier().clone();
+        let mut quorum = Quorum::new(shared.settings.load().pending);
+        recent.into_iter().for_each(|(id, version)| quorum.remember(id, version));
+        // Two committers of one store do not start at the same millisecond, and so do not stay in step.
+        let backoff = BackoffPolicy::new(LOST_PAUSE, LOST_PAUSE_MAX).with_seed(shared.clock.now());
         Committer {
-            quorum: Quorum::new(shared.settings.load().pending),
+            quorum,
             durable: view.state.clone(),
             frontier,
             state: view.state.clone(),
             batch: Batch::default(),
             flying: None,
+            seeking: None,
+            behind: None,
             is_lost: false,
-            seek_at: ron_core::now(),
+            is_shut: false,
+            seek_at: ron_core::now() + POLL,
+            backoff,
             shared,
             inbox,
             gate,
@@ -155,14 +159,15 @@ impl Committer {
     pub(crate) async fn run(mut self, stop: Stop) {
         let mut drained = false;
         loop {
-            let takes = !drained && !self.batch.is_full();
+            let takes = !drained && !self.batch.is_full() && !self.decides_again();
             let (wake, slow) = (self.wake_at(), self.slow_at());
-            let seek = (self.is_lost && self.flying.is_none()).then_some(self.seek_at);
+            let seek = (self.flying.is_none() && self.seeking.is_none()).then_some(self.seek_at);
             tokio::select! {
                 biased; // what became of a block first: callers wait for it; then what was asked
-                outcome = arrival(&mut self.flying) => self.on_appended(outcome).await,
+                outcome = arrival(&mut self.flying) => self.on_appended(outcome),
+                (behind, found) = sought(&mut self.seeking) => self.on_found(behind, found),
                 () = until(slow) => self.on_slow(),
-                () = until(seek) => self.find_again().await,
+                () = until(seek) => self.seek(None),
                 command = self.inbox.recv(), if takes => match command {
                     Some(command) => self.on_command(command),
                     None => drained = true,
@@ -171,15 +176,23 @@ impl Committer {
             }
             self.launch();
             self.meters.pending.set(self.quorum.len() as f64);
-            if drained && self.flying.is_none() && (self.batch.entries.is_empty() || self.is_lost) {
+            let rests = self.flying.is_none() && !self.decides_again();
+            if drained && rests && (self.batch.is_empty() || self.is_lost) {
                 break;
             }
             if self.is_lost && stop.is_requested() {
                 break;
             }
         }
-        let batch = std::mem::take(&mut self.batch);
-        batch.refuse(&RegistryError::Canceled, &mut self.quorum);
+        let again = self.seeking.take().and_then(|seeking| seeking.again).into_iter().flatten();
+        for batch in again.chain([std::mem::take(&mut self.batch)]) {
+            batch.refuse(&RegistryError::Canceled, &mut self.quorum);
+        }
+    }
+
+    /// Whether it reads what another committer wrote before it can decide anything.
+    fn decides_again(&self) -> bool {
+        self.seeking.as_ref().is_some_and(|seeking| seeking.again.is_some())
     }
 
     /// The time as the log has it: what an entry would be committed at now. It does not go back when the clock does.
@@ -277,11 +290,22 @@ impl Committer {
         }
     }
 
-    fn refuse(&self, refused: Refused, reply: Answer) {
-        if matches!(refused, Refused::ChainMismatch { .. }) {
-            self.meters.cas_fail.add(1);
+    /// Tells why not: at once, or when what it is because of is durable.
+    fn refuse(&mut self, refused: Refused, reply: Answer) {
+        match &refused {
+            Refused::ChainMismatch { .. } => self.meters.cas_fail.add(1),
+            Refused::Full { .. } => self.shared.metrics.tally(Counter::BusyRejections, "pending").add(1),
+            _ => {}
         }
-        reply.send(Err(refused.into()));
+        let decided = match &mut self.flying {
+            Some(flying) if self.batch.is_empty() => Some(&mut flying.batch),
+            _ if self.batch.is_empty() => None,
+            _ => Some(&mut self.batch),
+        };
+        match decided {
+            Some(batch) if is_of_the_log(&refused) => batch.held.push((refused, reply)),
+            _ => reply.send(Err(refused.into())),
+        }
     }
 
     /// Decides what is complete. It is answered with the block.
@@ -297,7 +321,11 @@ impl Committer {
         let taken = self.quorum.take(&self.state, &id, self.now());
         match taken.and_then(|(proposal, approvals)| self.decide(proposal, approvals)) {
             Ok(entry) => self.batch.push(entry, vec![reply]),
-            Err(refused) => self.refuse(refused, reply),
+            Err(refused) => {
+                // Only what is durable voids it: the rest may still come to nothing.
+                self.quorum.void(&self.durable, &id);
+                self.refuse(refused, reply);
+            }
         }
     }
 
@@ -308,10 +336,17 @@ impl Committer {
 
     /// Sends off what has gathered, if nothing is on its way.
     fn launch(&mut self) {
-        if self.flying.is_some() || self.batch.entries.is_empty() || self.is_lost {
+        if self.flying.is_some() || self.batch.is_empty() || self.is_lost || self.decides_again() {
             return;
         }
-        let batch = std::mem::take(&mut self.batch);
+        // Whether somebody else was faster shows now.
+        self.seeking = None;
+        let batch = self.batch.take_block();
+        let state = match self.batch.is_empty() {
+            true => self.state.clone(),
+            // After a lost race there may be more than a block.
+            false => self.state_with(&batch),
+        };
         let mut frontier = self.frontier.clone();
         batch.entries.iter().for_each(|entry| frontier.push(TreeHash::of_leaf(entry.encoded())));
         let origin = self.state.origin().to_owned();
@@ -325,12 +360,21 @@ impl Committer {
         self.flying = Some(Flying {
             append: Box::pin(async move { append(&*store, after, &block, deadline).await }),
             batch,
-            state: self.state.clone(),
+            state,
             frontier,
             checkpoint: Arc::new(note),
             since: ron_core::now(),
             is_slow: false,
         });
+    }
+
+    /// The log with what is durable and these.
+    fn state_with(&self, batch: &Batch) -> State {
+        let mut state = self.durable.clone();
+        for entry in &batch.entries {
+            state.apply(entry.encoded(), Signatures::Checked).expect("what was decided can be applied");
+        }
+        state
     }
 
     fn on_slow(&mut self) {
@@ -340,27 +384,42 @@ impl Committer {
         }
     }
 
-    async fn on_appended(&mut self, outcome: Result<Appended, StoreError>) {
+    fn on_appended(&mut self, outcome: Result<Appended, StoreError>) {
         let flying = self.flying.take().expect("only what flies arrives");
         match outcome {
             Ok(Appended::Yes) => {
                 self.meters.seconds.observe(flying.since.elapsed().as_secs_f64());
+                self.backoff.reset();
+                self.is_shut = false;
                 self.gate.open();
                 self.on_durable(flying);
             }
+            // Another committer was faster: reads what it wrote, and decides again what still can be.
             Ok(Appended::Conflict { .. }) => {
                 self.meters.cas_fail.add(1);
-                self.rebase(flying.batch).await;
+                self.state = self.durable.clone();
+                let gathered = std::mem::take(&mut self.batch);
+                self.seek(Some([flying.batch, gathered]));
             }
             Err(error) => {
                 self.shared.metrics.tally(STORAGE_BACKOFF, "append").add(1);
                 tracing::warn!(%error, "a block was not appended");
                 self.gate.close(error.to_string());
                 self.is_lost = error.is_unknown();
-                self.seek_at = ron_core::now() + LOST_PAUSE;
-                let message = error.to_string();
-                let told =
-                    if error.is_unknown() { RegistryError::Timeout { op: "commit" } } else { away(message) };
+                self.is_shut = true;
+                self.seek_at = ron_core::now() + self.backoff.next_delay();
+                let told = match error.is_unknown() {
+                    true => {
+                        self.shared.metrics.tally(Counter::IoTimeouts, "commit").add(1);
+                        RegistryError::Timeout { op: "commit" }
+                    }
+                    false => {
+                        if matches!(error, StoreError::Busy { .. }) {
+                            self.shared.metrics.tally(Counter::BusyRejections, "store").add(1);
+                        }
+                        away(error.to_string())
+                    }
+                };
                 flying.batch.refuse(&told, &mut self.quorum);
                 std::mem::take(&mut self.batch).refuse(&told, &mut self.quorum);
                 self.state = self.durable.clone();
@@ -372,10 +431,12 @@ impl Committer {
         let Flying { batch, state, frontier, checkpoint, .. } = flying;
         self.durable = state.clone();
         self.frontier = frontier;
+        self.behind = None;
+        self.seek_at = ron_core::now() + POLL;
         self.shared.show(state, &batch.entries, Arc::clone(&checkpoint));
         self.meters.commits.add(batch.entries.len() as u64);
         for (entry, waiting) in batch.entries.iter().zip(batch.waiting) {
-            for (voided, refused) in self.quorum.on_committed(&self.state, entry) {
+            for (voided, refused) in self.quorum.on_committed(&self.durable, entry) {
                 tracing::debug!(proposal = %voided.id(), %refused, "a proposal was overtaken");
             }
             for reply in waiting {
@@ -384,91 +445,101 @@ impl Committer {
                 reply.send(Ok(Outcome::Committed(Receipt { version, proposal, checkpoint })));
             }
         }
+        batch.held.into_iter().for_each(|(refused, reply)| reply.send(Err(refused.into())));
     }
 
-    /// Another committer was faster: reads what it wrote, and decides again what still can be.
-    async fn rebase(&mut self, lost: Batch) {
-        let gathered = std::mem::take(&mut self.batch);
-        if let Err(error) = self.catch_up().await {
-            self.is_lost = true;
-            self.seek_at = ron_core::now() + LOST_PAUSE;
-            self.gate.close(error.to_string());
-            let told = away(error.to_string());
-            lost.refuse(&told, &mut self.quorum);
-            gathered.refuse(&told, &mut self.quorum);
-            return;
+    /// Asks the store what others have appended, beside everything else. What was decided before is decided `again` then.
+    fn seek(&mut self, again: Option<[Batch; 2]>) {
+        if self.is_lost || self.is_shut {
+            self.shared.metrics.tally(Counter::BackoffRetries, "store").add(1);
         }
-        for batch in [lost, gathered] {
-            for (entry, waiting) in batch.entries.into_iter().zip(batch.waiting) {
-                let id = entry.proposal().id();
-                if let Some(version) = self.quorum.committed(&self.state, entry.proposal()) {
-                    let checkpoint = Arc::clone(&self.shared.view.load().checkpoint);
-                    for reply in waiting {
-                        let checkpoint = Arc::clone(&checkpoint);
-                        reply.send(Ok(Outcome::Committed(Receipt { version, proposal: id, checkpoint })));
-                    }
-                    continue;
+        let begin = || Behind::new(self.durable.clone(), self.frontier.clone());
+        let mut behind = self.behind.take().unwrap_or_else(begin);
+        let shared = Arc::clone(&self.shared);
+        let reading = Box::pin(async move {
+            let found = behind.catch_up(&shared).await;
+            (behind, found)
+        });
+        self.seeking = Some(Seeking { reading, again });
+    }
+
+    fn on_found(&mut self, behind: Behind, found: Found) {
+        let again = self.seeking.take().expect("only what is sought is found").again;
+        match found {
+            Ok(note) => {
+                if let Some(note) = note {
+                    self.on_others(behind, note);
                 }
-                match self.decide(entry.proposal().clone(), entry.approvals().to_vec()) {
-                    Ok(entry) => self.batch.push(entry, waiting),
-                    Err(refused) => waiting.into_iter().for_each(|reply| self.refuse(refused.clone(), reply)),
+                if self.is_lost {
+                    self.backoff.reset();
                 }
-            }
-        }
-    }
-
-    /// Reads what others have appended, and checks all of it.
-    async fn catch_up(&mut self) -> Result<(), RegistryError> {
-        let deadline = Deadline::after(self.shared.settings.load().commit_timeout);
-        self.state = self.durable.clone();
-        let (mut state, mut frontier, mut entries) =
-            (self.durable.clone(), self.frontier.clone(), Vec::new());
-        loop {
-            let more = self.shared.store.read(state.head().version + 1, CATCH_UP, deadline).await?;
-            if more.is_empty() {
-                break;
-            }
-            for bytes in more {
-                let version = state.head().version + 1;
-                let entry = state.apply(&bytes, Signatures::Check).map_err(|error| {
-                    RegistryError::Untrusted { message: format!("version {version}: {error}") }
-                })?;
-                frontier.push(TreeHash::of_leaf(&bytes));
-                entries.push(entry);
-            }
-        }
-        if entries.is_empty() {
-            return Ok(());
-        }
-        let tail = self.shared.store.tail(deadline).await?;
-        let note = tail.checkpoint.as_deref().map(Note::parse).and_then(Result::ok);
-        let said = note.as_ref().and_then(|note| self.shared.trust.open(note).ok());
-        let found =
-            Checkpoint { origin: state.origin().to_owned(), size: frontier.size(), root: frontier.root() };
-        let (Some(note), true) = (note, said.as_ref() == Some(&found)) else {
-            let message = format!("the checkpoint of version {} is not of these entries", tail.version);
-            return Err(RegistryError::Untrusted { message });
-        };
-        (self.durable, self.state, self.frontier) = (state.clone(), state.clone(), frontier);
-        self.shared.show(state, &entries, Arc::new(note));
-        for entry in &entries {
-            self.quorum.on_committed(&self.state, entry);
-        }
-        Ok(())
-    }
-
-    /// Asks the store again where the log ends.
-    async fn find_again(&mut self) {
-        self.shared.metrics.tally(Counter::BackoffRetries, "store").add(1);
-        match self.catch_up().await {
-            Ok(()) => {
-                self.is_lost = false;
+                (self.is_lost, self.is_shut) = (false, false);
                 self.gate.open();
+                self.seek_at = ron_core::now() + POLL;
+                again.into_iter().flatten().for_each(|batch| self.decide_again(batch));
             }
             Err(error) => {
-                self.seek_at = ron_core::now() + LOST_PAUSE;
+                let is_untrusted = matches!(error, RegistryError::Untrusted { .. });
+                self.behind = (!is_untrusted).then_some(behind);
+                self.shared.metrics.tally(STORAGE_BACKOFF, "seek").add(1);
+                if !(self.is_lost || self.is_shut || is_untrusted || again.is_some()) {
+                    // Nobody waits for it, and the next block shows where the log ends.
+                    tracing::debug!(%error, "could not ask what others have committed");
+                    self.seek_at = ron_core::now() + POLL;
+                    return;
+                }
+                self.is_lost |= is_untrusted || again.is_some();
+                self.seek_at = ron_core::now() + self.backoff.next_delay();
                 self.gate.close(error.to_string());
+                let told = away(error.to_string());
+                again.into_iter().flatten().for_each(|batch| batch.refuse(&told, &mut self.quorum));
             }
+        }
+    }
+
+    /// Goes on to what others have committed.
+    fn on_others(&mut self, behind: Behind, checkpoint: Arc<Note>) {
+        let Behind { state, frontier, entries, .. } = behind;
+        (self.durable, self.state, self.frontier) = (state.clone(), state.clone(), frontier);
+        self.shared.show(state, &entries, checkpoint);
+        for entry in &entries {
+            self.quorum.on_committed(&self.durable, entry);
+        }
+    }
+
+    /// Decides what still can be of what was decided before others were faster.
+    fn decide_again(&mut self, batch: Batch) {
+        for (entry, waiting) in batch.entries.into_iter().zip(batch.waiting) {
+            let id = entry.proposal().id();
+            if let Some(version) = self.quorum.committed(&self.state, entry.proposal()) {
+                let checkpoint = Arc::clone(&self.shared.view.load().checkpoint);
+                for reply in waiting {
+                    let checkpoint = Arc::clone(&checkpoint);
+                    reply.send(Ok(Outcome::Committed(Receipt { version, proposal: id, checkpoint })));
+                }
+                continue;
+            }
+            match self.decide(entry.proposal().clone(), entry.approvals().to_vec()) {
+                Ok(entry) => self.batch.push(entry, waiting),
+                Err(refused) => waiting.into_iter().for_each(|reply| self.refuse(refused.clone(), reply)),
+            }
+        }
+        for (refused, reply) in batch.held {
+            let refused = self.as_of_now(refused);
+            self.refuse(refused, reply);
+        }
+    }
+
+    /// A refusal with what the log says now.
+    fn as_of_now(&self, refused: Refused) -> Refused {
+        match refused {
+            Refused::ChainMismatch { .. } => Refused::ChainMismatch { head: self.durable.head() },
+            Refused::NameMoved { name, .. } => {
+                let current = self.durable.names().get(&name).copied();
+                Refused::NameMoved { name, current }
+            }
+            Refused::WrongEpoch { found, .. } => Refused::WrongEpoch { found, current: self.durable.epoch() },
+            other => other,
         }
     }
 
@@ -500,6 +571,14 @@ async fn arrival(flying: &mut Option<Flying>) -> Result<Appended, StoreError> {
     }
 }
 
+/// What the store said about what others have appended; never, if it is not asked.
+async fn sought(seeking: &mut Option<Seeking>) -> (Behind, Found) {
+    match seeking {
+        Some(seeking) => poll_fn(|cx| seeking.reading.as_mut().poll(cx)).await,
+        None => pending().await,
+    }
+}
+
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -509,6 +588,18 @@ async fn until(at: Option<Instant>) {
 
 fn away(message: String) -> RegistryError {
     RegistryError::StorageBusy { message, retry_after: LOST_PAUSE }
+}
+
+/// Whether a refusal says something about the log that is true only with what was decided.
+fn is_of_the_log(refused: &Refused) -> bool {
+    matches!(
+        refused,
+        Refused::ChainMismatch { .. }
+            | Refused::NameMoved { .. }
+            | Refused::NotBound { .. }
+            | Refused::WrongEpoch { .. }
+            | Refused::Beginning { .. }
+    )
 }
 
 /// The rule in one word, for the counter.

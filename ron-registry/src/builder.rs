@@ -1,6 +1,7 @@
 //! How a registry is made: as the owner of a log, or as one who follows it.
 
 use std::{
+    collections::VecDeque,
     fmt,
     num::NonZeroUsize,
     sync::Arc,
@@ -19,7 +20,7 @@ use crate::{
     logic::{
         checkpoint::{Checkpoint, LogTrust, is_origin},
         note::{KeyKind, NoteSigner},
-        proposal::FormError,
+        proposal::{FormError, ProposalId},
     },
     shared::{COMMITTED, Clock, Parts, Shared, load},
     store::LogStore,
@@ -153,17 +154,8 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder {
-            role,
-            settings,
-            metrics,
-            clock,
-            seen,
-            publisher,
-            publish_from,
-            on_evidence,
-            verified,
-        } = self;
+        let Builder { role, settings, metrics, clock, seen, publisher, publish_from, on_evidence, verified } =
+            self;
         settings.check()?;
         let [_, _, committed] = settings.lanes()?;
         let (signer, trust, source) = match role {
@@ -180,15 +172,18 @@ impl Builder {
         };
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("registry", settings.drain, metrics);
-        let (loaded, kept) = load(&*store, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
+        let spawner = group.spawner();
+        let (mut loaded, kept) =
+            load(&*store, &spawner, signer.as_ref(), &trust, seen.as_ref(), LOADING).await?;
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
-        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified };
+        let recent = std::mem::take(&mut loaded.recent);
+        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
 
         let ready = supervisor.ready();
         let deciding = match source {
-            None => Some(decide(&shared, &group, ready)?),
+            None => Some(decide(&shared, recent, &group, ready)?),
             Some(source) => {
                 shared.committed.close_on(&group.stop());
                 let gate = ready.gate("registry.following", Affects::Reads);
@@ -205,7 +200,12 @@ impl Builder {
 }
 
 /// Opens the lanes, and starts the committer.
-fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Deciding, RegistryError> {
+fn decide(
+    shared: &Arc<Shared>,
+    recent: VecDeque<(ProposalId, u64)>,
+    group: &Supervisor,
+    ready: &Ready,
+) -> Result<Deciding, RegistryError> {
     let [proposals, approvals, _] = shared.settings.load().lanes()?;
     let (proposals, proposed) = Lane::open(PROPOSALS.with_capacity(proposals), group.metrics());
     let (approvals, approved) = Lane::open(APPROVALS.with_capacity(approvals), group.metrics());
@@ -217,7 +217,8 @@ fn decide(shared: &Arc<Shared>, group: &Supervisor, ready: &Ready) -> Result<Dec
     });
     let full = Arc::new(full);
     let inbox = PriorityInbox::new(approved, proposed, APPROVALS_BURST);
-    let committer = Committer::new(Arc::clone(shared), inbox, ready.gate("registry.commit", Affects::Writes));
+    let gate = ready.gate("registry.commit", Affects::Writes);
+    let committer = Committer::new(Arc::clone(shared), recent, inbox, gate);
     // Boxed, or every layer around a task would have room for it.
     let _ = group.spawn(COMMITTER, |stop| Box::pin(committer.run(stop)));
     Ok(Deciding { proposals, approvals, _full: full })

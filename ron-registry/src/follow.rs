@@ -5,7 +5,7 @@
 //! with the new entries is the one that was signed. What it has once kept it never gives up: a head that is shorter is a
 //! rollback, one that is not a continuation is a fork, and both are kept as evidence, signed by the log itself.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{Deadline, ReadyGate, Restart, Stop, TaskSpec};
@@ -186,9 +186,10 @@ impl Follower {
         on_evidence: Option<OnEvidence>,
         kept: Option<Loaded>,
     ) -> Self {
-        let Loaded { view, tree, marks } = kept.unwrap_or_else(|| {
+        let Loaded { view, tree, marks, .. } = kept.unwrap_or_else(|| {
             let view = (*shared.view.load()).clone();
-            Loaded { view, tree: shared.tree.lock().clone(), marks: shared.marks.lock().clone() }
+            let (tree, marks) = (shared.tree.lock().clone(), shared.marks.lock().clone());
+            Loaded { view, tree, marks, recent: VecDeque::new() }
         });
         let (state, last) = (view.state, view.last);
         Follower { shared, source, gate, on_evidence, state, tree, marks, last }

@@ -12,10 +12,10 @@ use crate::{
     follow::{Evidence, Source},
     logic::{
         chain::Head,
-        checkpoint::{CheckpointError, LogTrust, ProofFile},
+        checkpoint::{CheckpointError, LogTrust, ProofFile, add_cosignatures},
         entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
-        names::{Latest, NameProof, NameProofError},
+        names::{Latest, NameProof, NameProofError, Names, POLICY_KEY},
         note::{Note, NoteVerifier},
         policy::Policy,
         proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
@@ -50,7 +50,8 @@ impl Eq for Receipt {}
 /// How a proposal stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It waits for approvals.
+    /// It waits for approvals, in memory: a restart forgets it, so keep the proposal, and the approvals, until it is committed.
+    /// Doing either again is harmless.
     Pending {
         /// What was proposed.
         proposal: ProposalId,
@@ -109,12 +110,24 @@ impl NameAnswer {
     /// # Errors
     /// A [`NameAnswerError`].
     pub fn verify(&self, name: &Name, trust: &LogTrust) -> Result<Option<Latest>, NameAnswerError> {
+        Ok(self.proof.verify(name, &self.last(trust)?.names())?)
+    }
+
+    /// Which policy is in force, as `trust` can see for itself: where it was decided, and the id of its bytes.
+    ///
+    /// # Errors
+    /// A [`NameAnswerError`].
+    pub fn verify_policy(&self, trust: &LogTrust) -> Result<Option<Latest>, NameAnswerError> {
+        Ok(self.proof.verify_policy(&self.last(trust)?.names())?)
+    }
+
+    /// The last entry of the log.
+    fn last(&self, trust: &LogTrust) -> Result<Entry, NameAnswerError> {
         let checkpoint = self.inclusion.verify(&self.entry, trust)?;
         if self.inclusion.index + 1 != checkpoint.size {
             return Err(NameAnswerError::NotLast);
         }
-        let entry = Entry::decode(&self.entry)?;
-        Ok(self.proof.verify(name, &entry.names())?)
+        Ok(Entry::decode(&self.entry)?)
     }
 }
 
@@ -424,7 +437,10 @@ impl Registry {
     /// [`RegistryError::NotFound`], [`RegistryError::Lagging`].
     pub fn prove(&self, version: u64) -> Result<ProofFile, RegistryError> {
         let view = self.shared.view.load();
-        let size = view.state.head().version;
+        self.prove_in(version, view.state.head().version, &view.checkpoint)
+    }
+
+    fn prove_in(&self, version: u64, size: u64, checkpoint: &Note) -> Result<ProofFile, RegistryError> {
         if version == 0 || version > size {
             return Err(RegistryError::NotFound { head: size });
         }
@@ -432,7 +448,54 @@ impl Registry {
             return Err(RegistryError::Lagging { first: self.first() });
         }
         let path = Prover::new(&SharedTiles(&self.shared), size).inclusion(version - 1)?;
-        Ok(ProofFile { index: version - 1, path, checkpoint: (*view.checkpoint).clone(), extra: None })
+        Ok(ProofFile { index: version - 1, path, checkpoint: checkpoint.clone(), extra: None })
+    }
+
+    /// Takes what witnesses answered to a checkpoint of this log that they were sent
+    /// ([`witness_request`](crate::witness_request)); says how many signatures of those that `trust` knows it brought. What
+    /// the last such checkpoint covers stays provable: nothing beyond it is pruned.
+    ///
+    /// # Errors
+    /// A [`CheckpointError`]; also if the checkpoint is not of this log as it is.
+    pub fn add_cosignatures(
+        &self,
+        checkpoint: &Note,
+        answer: &str,
+        trust: &LogTrust,
+    ) -> Result<usize, CheckpointError> {
+        let said = self.shared.trust.open(checkpoint)?;
+        let is_shown = said.size <= self.head().version
+            && Prover::new(&SharedTiles(&self.shared), said.size).root()? == said.root;
+        if !is_shown {
+            return Err(CheckpointError::Malformed { what: "a checkpoint that this log never had" });
+        }
+        let before = self.shared.cosigned.load();
+        let mut note = match &*before {
+            Some((size, note)) if *size == said.size => (**note).clone(),
+            _ => checkpoint.clone(),
+        };
+        let added = add_cosignatures(&mut note, answer, trust)?;
+        let is_newest = (*before).as_ref().is_none_or(|(size, _)| *size <= said.size);
+        if added > 0 && is_newest {
+            self.shared.cosigned.replace(Some((said.size, Arc::new(note))));
+        }
+        Ok(added)
+    }
+
+    /// The last checkpoint that witnesses have signed.
+    #[must_use]
+    pub fn cosigned(&self) -> Option<Arc<Note>> {
+        (*self.shared.cosigned.load()).as_ref().map(|(_, note)| Arc::clone(note))
+    }
+
+    /// [`prove`](Self::prove) against the last checkpoint that witnesses have signed: for those who ask for witnesses.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`] with what they have seen, [`RegistryError::Lagging`].
+    pub fn prove_cosigned(&self, version: u64) -> Result<ProofFile, RegistryError> {
+        let cosigned = self.shared.cosigned.load();
+        let (size, note) = (*cosigned).as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
+        self.prove_in(version, *size, note)
     }
 
     /// Proves that the log of `old_size` entries is the beginning of the log of `new_size`.
@@ -452,13 +515,29 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`] before the beginning.
     pub fn name(&self, name: &Name) -> Result<NameAnswer, RegistryError> {
+        self.answer(|names| (names.get(name).copied(), names.prove(name)))
+    }
+
+    /// Which policy is in force, with the proof of it.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotFound`] before the beginning.
+    pub fn policy_proof(&self) -> Result<NameAnswer, RegistryError> {
+        self.answer(|names| (names.lookup(POLICY_KEY).copied(), names.prove_policy()))
+    }
+
+    fn answer(
+        &self,
+        ask: impl FnOnce(&Names) -> (Option<Latest>, NameProof),
+    ) -> Result<NameAnswer, RegistryError> {
         let view = self.shared.view.load();
         let last = view.last.as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
         let path = Prover::new(&SharedTiles(&self.shared), last.version()).inclusion(last.version() - 1)?;
         let checkpoint = (*view.checkpoint).clone();
+        let (latest, proof) = ask(view.state.names());
         Ok(NameAnswer {
-            latest: view.state.names().get(name).copied(),
-            proof: view.state.names().prove(name),
+            latest,
+            proof,
             entry: last.encoded().clone(),
             inclusion: ProofFile { index: last.version() - 1, path, checkpoint, extra: None },
         })
@@ -547,8 +626,8 @@ impl Registry {
     /// `Busy`, `Timeout` (it may go on), `Canceled`, [`RegistryError::Untrusted`] if what is stored is not what was
     /// committed, and those of the store; nothing is gone then that no snapshot covers.
     pub async fn prune(&self, version: u64, deadline: Deadline) -> Result<u64, RegistryError> {
-        let head = self.head().version;
-        let upto = version.min(head.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
+        let below = self.shared.prunable_below();
+        let upto = version.min(below.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
         if upto == 0 {
             return Ok(0);
         }

@@ -78,6 +78,8 @@
 //! begin with a log that was pruned.
 
 mod actor;
+mod batch;
+mod behind;
 mod builder;
 #[cfg(feature = "client")]
 pub mod client;
@@ -108,7 +110,7 @@ pub use handle::{
 };
 pub use logic::{
     chain::{ChainHash, Head},
-    checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile},
+    checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, add_cosignatures, witness_request},
     entry::Entry,
     merkle::{ProofError, TreeHash, verify_consistency, verify_inclusion},
     names::{Latest, NameProof, NameProofError},

@@ -21,9 +21,9 @@ use ron_core::{
 use crate::{
     Approval, Outcome, Proposal, Receipt, Registry, RegistryError, Source, SourceError,
     logic::{
+        entry::APPROVALS_MAX,
         merkle::{PROOF_HASHES_MAX, TreeHash},
         note::{NOTE_BYTES_MAX, Note},
-        entry::APPROVALS_MAX,
         policy::LABEL_BYTES_MAX,
         proposal::{FormError, ProposalId},
         tiles::ENTRY_BYTES_MAX,

@@ -3,10 +3,10 @@
 //! The committer alone changes it. Readers take the view as it is and never wait for anybody; tiles are shared, so that a
 //! proof holds the lock of the tree for one tile at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot};
+use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot, Spawner};
 
 use crate::{
     RegistryError, Settings,
@@ -22,7 +22,7 @@ use crate::{
         tiles::{TILE_WIDTH, Tile, TileSource, Tree},
     },
     metrics::HEAD_VERSION,
-    store::LogStore,
+    store::{LogStore, StoredSnapshot},
 };
 
 pub(crate) const COMMITTED: LaneSpec = LaneSpec::feed("ron-registry", "committed", 1024)
@@ -37,6 +37,12 @@ pub(crate) const MARKS: LockSpec = LockSpec::new("ron-registry", "marks", 430)
 
 /// Entries read from the store at a time.
 const READ_MAX: usize = 256;
+
+/// Proposals that are remembered across a restart: as many as are by default while it runs.
+const RECENT_MAX: usize = 1 << 16;
+
+/// Entries between two times that others have their turn.
+const YIELDS: u64 = 32;
 
 /// What was committed. `version` is also how many entries the log has with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,12 +130,15 @@ pub(crate) struct Shared {
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) contents: Contents,
+    /// The last checkpoint that witnesses have signed, and its size.
+    pub(crate) cosigned: Snapshot<Option<(u64, Arc<Note>)>>,
     /// How far the verifier has come in this pass.
     pub(crate) verified: Snapshot<u64>,
     /// What a follower has caught its log at.
     pub(crate) evidence: Snapshot<Vec<Evidence>>,
     pub(crate) settings: Snapshot<Settings>,
     pub(crate) metrics: Metrics,
+    pub(crate) spawner: Spawner,
     pub(crate) clock: Clock,
     head: Gauge,
 }
@@ -160,12 +169,13 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) verified: u64,
+    pub(crate) spawner: Spawner,
 }
 
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { loaded, store, signer, trust, committed, settings, clock, verified } = parts;
-        let Loaded { view, tree, marks } = loaded;
+        let Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner } = parts;
+        let Loaded { view, tree, marks, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
         Shared {
@@ -177,21 +187,32 @@ impl Shared {
             trust,
             committed,
             contents: Contents::new(metrics),
+            cosigned: Snapshot::new(None),
             verified: Snapshot::new(verified),
             evidence: Snapshot::new(Vec::new()),
             settings: Snapshot::new(settings),
             metrics: metrics.clone(),
+            spawner,
             clock,
             head,
         }
+    }
+
+    /// Up to which version entries may go: below the head, and not beyond what witnesses have seen, or there would be no
+    /// proof for them that the log has only grown.
+    pub(crate) fn prunable_below(&self) -> u64 {
+        let head = self.view.load().state.head().version;
+        (*self.cosigned.load()).as_ref().map_or(head, |(size, _)| head.min(*size))
     }
 
     /// Shows what has become durable, and tells everybody.
     pub(crate) fn show(&self, state: State, entries: &[Entry], checkpoint: Arc<Note>) {
         let Some(last) = entries.last().cloned() else { return };
         {
+            // Four megabytes at most, hashed before the lock is taken that every proof needs.
+            let leaves: Vec<_> = entries.iter().map(|entry| TreeHash::of_leaf(entry.encoded())).collect();
             let mut tree = self.tree.lock();
-            entries.iter().for_each(|entry| tree.push(TreeHash::of_leaf(entry.encoded())));
+            leaves.into_iter().for_each(|leaf| tree.push(leaf));
         }
         {
             let mut marks = self.marks.lock();
@@ -254,6 +275,8 @@ pub(crate) struct Loaded {
     pub(crate) view: View,
     pub(crate) tree: Tree,
     pub(crate) marks: Marks,
+    /// Proposals of the last entries and their versions, the oldest first: whoever repeats one is told where it is.
+    pub(crate) recent: VecDeque<(ProposalId, u64)>,
 }
 
 fn untrusted(message: String) -> RegistryError {
@@ -263,16 +286,22 @@ fn untrusted(message: String) -> RegistryError {
 /// Where a log in a store begins: with its snapshot, or empty.
 pub(crate) async fn beginning(
     store: &dyn LogStore,
+    spawner: &Spawner,
     origin: &str,
     deadline: Deadline,
 ) -> Result<(State, Tree, Option<Entry>), RegistryError> {
     let Some(stored) = store.snapshot(deadline).await? else {
         return Ok((State::new(origin), Tree::new(), None));
     };
-    let snapshot = crate::logic::snapshot::Snapshot::decode(&stored.parts);
-    let opened = snapshot.and_then(|snapshot| snapshot.restore());
+    let StoredSnapshot { version, parts } = stored;
+    // A million names are more than a hundred megabytes.
+    let open = move || {
+        let snapshot = crate::logic::snapshot::Snapshot::decode(&parts);
+        snapshot.and_then(|snapshot| snapshot.restore())
+    };
+    let opened = spawner.blocking("snapshot_open", deadline, open).await?;
     let (state, tree, entry) =
-        opened.map_err(|error| untrusted(format!("the snapshot of version {}: {error}", stored.version)))?;
+        opened.map_err(|error| untrusted(format!("the snapshot of version {version}: {error}")))?;
     if state.origin() != origin {
         return Err(untrusted(format!("it is the log {}", state.origin())));
     }
@@ -285,6 +314,7 @@ pub(crate) async fn beginning(
 /// has the rest, and are given beside what is.
 pub(crate) async fn load(
     store: &dyn LogStore,
+    spawner: &Spawner,
     signer: Option<&NoteSigner>,
     trust: &LogTrust,
     seen: Option<&Checkpoint>,
@@ -292,12 +322,16 @@ pub(crate) async fn load(
 ) -> Result<(Loaded, Option<Loaded>), RegistryError> {
     let origin = trust.origin();
     let deadline = || Deadline::after(patience);
-    let (mut state, mut tree, mut last) = beginning(store, origin, deadline()).await?;
-    let mut marks = Marks::default();
-    loop {
-        let entries = store.read(state.head().version + 1, READ_MAX, deadline()).await?;
+    let (mut state, mut tree, mut last) = beginning(store, spawner, origin, deadline()).await?;
+    let (mut marks, mut recent) = (Marks::default(), VecDeque::new());
+    // Where it ends first: what another committer appends meanwhile has a later checkpoint.
+    let tail = store.tail(deadline()).await?;
+    while state.head().version < tail.version {
+        let version = state.head().version + 1;
+        let max = READ_MAX.min(usize::try_from(tail.version + 1 - version).unwrap_or(READ_MAX));
+        let entries = store.read(version, max, deadline()).await?;
         if entries.is_empty() {
-            break;
+            return Err(untrusted(format!("version {version} is not there")));
         }
         for bytes in &entries {
             let version = state.head().version + 1;
@@ -306,10 +340,16 @@ pub(crate) async fn load(
                 .map_err(|error| untrusted(format!("version {version}: {error}")))?;
             tree.push(TreeHash::of_leaf(bytes));
             marks.note(&entry);
+            if recent.len() == RECENT_MAX {
+                recent.pop_front();
+            }
+            recent.push_back((entry.proposal().id(), version));
             last = Some(entry);
+            if version % YIELDS == 0 {
+                tokio::task::yield_now().await;
+            }
         }
     }
-    let tail = store.tail(deadline()).await?;
     let found = Checkpoint { origin: origin.to_owned(), size: tree.size(), root: tree.root() };
     let checkpoint = match tail.checkpoint {
         Some(bytes) => {
@@ -319,9 +359,11 @@ pub(crate) async fn load(
             if is_on_its_way {
                 let start = Checkpoint { origin: origin.to_owned(), size: 0, root: Tree::new().root() };
                 let unsigned = Note::new(start.text()).map_err(|error| untrusted(error.to_string()))?;
-                let kept = Loaded { view: View { state, last, checkpoint: Arc::new(note) }, tree, marks };
+                let view = View { state, last, checkpoint: Arc::new(note) };
+                let kept = Loaded { view, tree, marks, recent };
                 let view = View { state: State::new(origin), last: None, checkpoint: Arc::new(unsigned) };
-                return Ok((Loaded { view, tree: Tree::new(), marks: Marks::default() }, Some(kept)));
+                let (tree, marks, recent) = (Tree::new(), Marks::default(), VecDeque::new());
+                return Ok((Loaded { view, tree, marks, recent }, Some(kept)));
             }
             if said != found {
                 let (said, found) = (said.size, found.size);
@@ -341,12 +383,14 @@ pub(crate) async fn load(
         // Whoever can make another log can prune it as well, so that it cannot be compared is no excuse.
         if let Err(error) = root {
             let size = seen.size;
-            return Err(untrusted(format!("it was pruned beyond the {size} entries that were seen: {error}")));
+            return Err(untrusted(format!(
+                "it was pruned beyond the {size} entries that were seen: {error}"
+            )));
         }
         if seen.size > tree.size() || root != Ok(seen.root) {
             return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));
         }
     }
     let view = View { state, last, checkpoint: Arc::new(checkpoint) };
-    Ok((Loaded { view, tree, marks }, None))
+    Ok((Loaded { view, tree, marks, recent }, None))
 }

@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -66,8 +67,8 @@ pub(crate) fn start(
         Box::pin(checkpoint(Arc::clone(&at), lane.clone(), stop))
     });
     let at = Arc::clone(shared);
-    let _ = group
-        .spawn_restarting(PRUNER, move |stop| Box::pin(prune(Arc::clone(&at), retained.clone(), stop)));
+    let _ =
+        group.spawn_restarting(PRUNER, move |stop| Box::pin(prune(Arc::clone(&at), retained.clone(), stop)));
     let (at, gate) = (Arc::clone(shared), verifier_gate(ready));
     let _ = group
         .spawn_restarting(VERIFIER, move |stop| Box::pin(verify(Arc::clone(&at), Arc::clone(&gate), stop)));
@@ -109,13 +110,11 @@ pub trait Publisher: fmt::Debug + Send + Sync + 'static {
     fn publish(&self, update: RegistryUpdated) -> BoxFuture<'_, ()>;
 }
 
-/// Up to which version may go: whole tiles, below the signed head of `head` entries.
-pub(crate) fn prunable(settings: &Settings, marks: &Marks, head: u64, now: u64) -> u64 {
+/// Up to which version may go of a log of `head` entries: whole tiles, and the entry `below` stays, whatever is said.
+pub(crate) fn prunable(settings: &Settings, marks: &Marks, (head, below): (u64, u64), now: u64) -> u64 {
     let retention = settings.retention;
-    // The last entry stays, whatever is said.
-    let below_head = |version: u64| version < head;
     let mut upto = 0;
-    for mark in marks.at.iter().filter(|mark| below_head(mark.version)) {
+    for mark in marks.at.iter().filter(|mark| mark.version < below) {
         let by_entries = retention.entries.is_some_and(|keep| head - mark.version >= keep);
         let age = Duration::from_millis(now.saturating_sub(mark.time));
         let by_age = retention.age.is_some_and(|keep| age > keep);
@@ -167,6 +166,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: S
         }
         // What the view shows is covered by a signed head that is durable.
         let head = shared.view.load().state.head().version;
+        let below = shared.prunable_below();
         let (mut settings, now) = ((*shared.settings.load()).clone(), shared.clock.now());
         if !ages.are_believed(now) {
             settings.retention.age = None;
@@ -174,7 +174,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: S
         let names = shared.view.load().state.names().len();
         let upto = {
             let marks = shared.marks.lock();
-            let upto = prunable(&settings, &marks, head, now);
+            let upto = prunable(&settings, &marks, (head, below), now);
             if marks.before(upto) >= worth(names) { upto } else { 0 }
         };
         let full = upto > 0 && retain.try_push(Prune { upto, reply: None }).is_err();
@@ -203,7 +203,7 @@ pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop)
             () = stop.requested() => Err(RegistryError::Canceled),
             pruned = prune_to(&shared, upto) => pruned,
         };
-        if let Err(error) = &pruned {
+        if let Some(error) = pruned.as_ref().err().filter(|error| **error != RegistryError::Canceled) {
             shared.metrics.tally(STORAGE_BACKOFF, "prune").add(1);
             tracing::warn!(%error, upto, "could not prune");
         }
@@ -229,9 +229,13 @@ pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, Registry
         let message = format!("what is stored up to version {upto} is another than was committed");
         return Err(RegistryError::Untrusted { message });
     }
-    let last = replay.last.as_ref().expect("it has come to a version");
-    let snapshot = Snapshot::take(&replay.state, &replay.tree, last)?;
-    let parts = snapshot.expect("a log with entries has begun").encode();
+    let encode = move || {
+        let last = replay.last.as_ref().expect("it has come to a version");
+        let snapshot = Snapshot::take(&replay.state, &replay.tree, last)?;
+        Ok::<_, RegistryError>(snapshot.expect("a log with entries has begun").encode())
+    };
+    // A million names are more than a hundred megabytes.
+    let parts = shared.spawner.blocking("snapshot_write", deadline(), encode).await??;
     let freed = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await?;
     shared.tree.lock().prune(upto);
     shared.marks.lock().prune(upto);
@@ -255,7 +259,8 @@ struct Replay {
 impl Replay {
     async fn begin(shared: &Shared, checked: u64) -> Result<Self, RegistryError> {
         let (origin, goal) = (shared.trust.origin(), shared.view.load());
-        let (state, tree, last) = beginning(&*shared.store, origin, Deadline::after(STEP)).await?;
+        let (state, tree, last) =
+            beginning(&*shared.store, &shared.spawner, origin, Deadline::after(STEP)).await?;
         Ok(Replay { state, tree, last, checked, goal })
     }
 
@@ -419,11 +424,12 @@ pub(crate) async fn publish(
     stop: Stop,
 ) {
     let mut updates = Updates::new(&shared, next.load(Ordering::Relaxed));
+    let mut over = pin!(over(&shared, &stop));
     loop {
         // What is committed while the registry stops is told, too, as far as there is time.
         let update = tokio::select! {
             biased;
-            () = over(&shared, &stop) => return,
+            () = &mut over => return,
             update = updates.next() => update,
         };
         match update {
@@ -432,7 +438,7 @@ pub(crate) async fn publish(
                 let version = update.version;
                 tokio::select! {
                     biased;
-                    () = over(&shared, &stop) => return,
+                    () = &mut over => return,
                     () = publisher.publish(update) => {}
                 }
                 next.store(version + 1, Ordering::Relaxed);

@@ -248,13 +248,18 @@ pub fn witness_request(seen: u64, consistency: &[TreeHash], checkpoint: &Note) -
 /// not know are left out; says how many were added.
 ///
 /// # Errors
-/// [`CheckpointError::Note`] if a line is no signature, or one by a known witness does not hold.
+/// [`CheckpointError::Note`] if a line is no signature, or one by a known witness does not hold,
+/// [`CheckpointError::Malformed`] if there is something else in the answer.
 pub fn add_cosignatures(
     checkpoint: &mut Note,
     answer: &str,
     trust: &LogTrust,
 ) -> Result<usize, CheckpointError> {
     let answered = Note::parse(format!("{}\n{answer}", checkpoint.text()).as_bytes())?;
+    // An answer with an empty line in it would make itself a part of the text.
+    if answered.text() != checkpoint.text() {
+        return Err(CheckpointError::Malformed { what: "an answer of more than signatures" });
+    }
     let known = match answered.verify(&trust.verifiers[1..]) {
         Ok(signed) => signed,
         Err(NoteError::Unsigned) => return Ok(0),
@@ -367,6 +372,13 @@ mod tests {
         assert_eq!(add_cosignatures(&mut file.checkpoint, &answer(99), &trust(2)), Ok(0), "a stranger");
         assert!(file.verify(entry, &trust(2)).is_err());
         assert!(add_cosignatures(&mut file.checkpoint, "nonsense", &trust(2)).is_err());
+        // A witness that has signed another text, and says so in an answer that makes it one.
+        let longer = format!("{text}\nmore\n");
+        let answer_of_more = format!("more\n\n{}\n", witness(12).sign(&longer, 1));
+        assert_eq!(
+            add_cosignatures(&mut file.checkpoint, &answer_of_more, &trust(2)),
+            Err(CheckpointError::Malformed { what: "an answer of more than signatures" })
+        );
         let both = format!("{}{}", answer(11), answer(12));
         assert_eq!(add_cosignatures(&mut file.checkpoint, &both, &trust(2)), Ok(2));
         assert!(file.verify(entry, &trust(3)).is_ok());

@@ -221,7 +221,17 @@ impl Names {
     /// Proves what a name stands for, or that there is no such name.
     #[must_use]
     pub fn prove(&self, name: &Name) -> NameProof {
-        let place = place_of(name.as_str());
+        self.prove_key(name.as_str())
+    }
+
+    /// Proves which policy is the last.
+    #[must_use]
+    pub fn prove_policy(&self) -> NameProof {
+        self.prove_key(POLICY_KEY)
+    }
+
+    fn prove_key(&self, key: &str) -> NameProof {
+        let place = place_of(key);
         let (mut siblings, mut node) = (Vec::new(), self.root.as_ref());
         while let Some(Node::Branch(branch)) = node {
             let side = usize::from(turns_right(&place, siblings.len()));
@@ -317,7 +327,19 @@ impl NameProof {
     /// # Errors
     /// A [`NameProofError`].
     pub fn verify(&self, name: &Name, root: &MapHash) -> Result<Option<Latest>, NameProofError> {
-        let place = place_of(name.as_str());
+        self.verify_key(name.as_str(), root)
+    }
+
+    /// [`verify`](Self::verify) for the policy, whose content is that of its bytes.
+    ///
+    /// # Errors
+    /// A [`NameProofError`].
+    pub fn verify_policy(&self, root: &MapHash) -> Result<Option<Latest>, NameProofError> {
+        self.verify_key(POLICY_KEY, root)
+    }
+
+    fn verify_key(&self, key: &str, root: &MapHash) -> Result<Option<Latest>, NameProofError> {
+        let place = place_of(key);
         let (mut hash, found) = match &self.end {
             End::Is(latest) => (MapHash::of_leaf(&place, latest), Some(*latest)),
             End::Nothing => (MapHash::EMPTY, None),

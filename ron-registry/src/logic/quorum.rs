@@ -181,8 +181,8 @@ impl Quorum {
         standing(state, pending, now)
     }
 
-    /// Takes a proposal that is complete out, to be committed. It is no longer pending, whatever the answer; only if it
-    /// is not complete it stays.
+    /// Takes a proposal that is complete out, to be committed. If it cannot be, it stays until it expires, somebody
+    /// [`void`](Self::void)s it, or what is committed does.
     ///
     /// # Errors
     /// [`Refused::QuorumNotMet`] if it is not, [`Refused::UnknownProposal`] if it does not wait, and any other
@@ -194,10 +194,7 @@ impl Quorum {
         now: u64,
     ) -> Result<(Proposal, Vec<RecordedApproval>), Refused> {
         let pending = self.pending.get(id).ok_or(Refused::UnknownProposal)?;
-        if let Err(refused) = state.check(&pending.proposal) {
-            self.remove(id);
-            return Err(refused);
-        }
+        state.check(&pending.proposal)?;
         state.quorum(&pending.proposal, &pending.approvals(), now)?;
         if pending.proposal.expires() <= now {
             return Err(Refused::Expired { at: pending.proposal.expires() });
@@ -205,6 +202,14 @@ impl Quorum {
         let pending = self.remove(id).expect("it was there");
         let approvals = pending.approvals();
         Ok((pending.proposal, approvals))
+    }
+
+    /// Forgets a proposal that does not fit the log as it is.
+    pub fn void(&mut self, state: &State, id: &ProposalId) {
+        let pending = self.pending.get(id);
+        if pending.is_some_and(|pending| state.check(&pending.proposal).is_err()) {
+            self.remove(id);
+        }
     }
 
     /// Puts back what was taken and could not be committed, with its approvals, whatever the limits say: it was in here
@@ -222,18 +227,23 @@ impl Quorum {
         }
     }
 
-    /// Learns what was committed, and gives back what that has voided and why. `state` is that with the entry.
-    pub fn on_committed(&mut self, state: &State, entry: &Entry) -> Vec<(Proposal, Refused)> {
-        let committed = entry.proposal();
-        self.remove(&committed.id());
-        if self.recent.insert(committed.id(), entry.version()).is_none() {
-            self.recent_order.push_back(committed.id());
+    /// Remembers where a proposal was committed, and forgets the oldest for it.
+    pub fn remember(&mut self, id: ProposalId, version: u64) {
+        if self.recent.insert(id, version).is_none() {
+            self.recent_order.push_back(id);
         }
         while self.recent_order.len() > self.limits.recent_max {
             if let Some(oldest) = self.recent_order.pop_front() {
                 self.recent.remove(&oldest);
             }
         }
+    }
+
+    /// Learns what was committed, and gives back what that has voided and why. `state` is that with the entry.
+    pub fn on_committed(&mut self, state: &State, entry: &Entry) -> Vec<(Proposal, Refused)> {
+        let committed = entry.proposal();
+        self.remove(&committed.id());
+        self.remember(committed.id(), entry.version());
         let touched: Vec<ProposalId> = match committed.action() {
             Action::Bind { name, .. } | Action::Retire { name, .. } => {
                 self.by_name.get(name).into_iter().flatten().copied().collect()
@@ -343,7 +353,9 @@ mod tests {
         }
 
         fn commit(&mut self, proposal: &Proposal) -> Result<Vec<Refused>, Refused> {
-            let (proposal, approvals) = self.quorum.take(&self.state, &proposal.id(), self.now)?;
+            let taken = self.quorum.take(&self.state, &proposal.id(), self.now);
+            self.quorum.void(&self.state, &proposal.id());
+            let (proposal, approvals) = taken?;
             let entry = self.state.commit(proposal, approvals, self.now)?;
             let voided = self.quorum.on_committed(&self.state, &entry);
             Ok(voided.into_iter().map(|(_, refused)| refused).collect())

@@ -345,6 +345,7 @@ impl State {
     ) -> Result<Entry, Refused> {
         let time = now.max(self.time);
         self.check(&proposal)?;
+        can_begin(&proposal, time)?;
         if proposal.expires() <= time {
             return Err(Refused::Expired { at: proposal.expires() });
         }
@@ -385,6 +386,7 @@ impl State {
             return Err(EntryError::WrongTime);
         }
         self.check(proposal)?;
+        can_begin(proposal, time)?;
         if proposal.expires() <= time {
             return Err(Refused::Expired { at: proposal.expires() }.into());
         }
@@ -431,8 +433,41 @@ impl State {
     }
 }
 
+/// Whether a log that begins like this could ever decide anything: nobody asks its signers, so it may be that all of them
+/// have expired already.
+fn can_begin(proposal: &Proposal, time: u64) -> Result<(), Refused> {
+    let Action::Found { policy } = proposal.action() else { return Ok(()) };
+    let mut all = SignerSet::default();
+    let signers = policy.signers().iter().enumerate();
+    let lasting = signers.filter(|(_, signer)| signer.expires.is_none_or(|expires| expires > time));
+    lasting.for_each(|(at, _)| all.add(at));
+    let mut missing: Vec<String> = (0..policy.rules().len())
+        .filter(|rule| !policy.is_enough(*rule, all))
+        .flat_map(|rule| policy.missing(rule, all))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    missing.sort_unstable();
+    missing.dedup();
+    Err(Refused::QuorumNotMet { missing })
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_log_that_could_decide_nothing_does_not_begin() {
+        let expired = |seed| super::super::policy::Signer { expires: Some(START), ..signer(seed) };
+        let found = |policy| propose(0, Action::Found { policy: Arc::new(policy) });
+        let dead = found(Policy::of(2, vec![signer(0), expired(1), expired(2)]).unwrap());
+        let mut state = State::new(ORIGIN);
+        let refused = state.commit(dead.clone(), vec![], START);
+        assert_eq!(refused, Err(Refused::QuorumNotMet { missing: vec!["s1".into(), "s2".into()] }));
+        assert!(state.commit(dead, vec![], START - 1).is_ok(), "they had not expired then");
+        let alive = found(Policy::of(1, vec![signer(0), expired(1)]).unwrap());
+        assert!(State::new(ORIGIN).commit(alive, vec![], START).is_ok());
+    }
+
     use super::*;
     use crate::logic::fixture::{
         LATER, ORIGIN, START, bind, identity, policy, propose, retire, rotate, signer,

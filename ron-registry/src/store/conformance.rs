@@ -148,7 +148,11 @@ async fn prunes_twice_at_once(store: &dyn LogStore, versions: [u64; 2]) {
     assert!(one.is_ok() || two.is_ok(), "one of them is let");
     let kept = store.snapshot(soon()).await.expect("it can be read").expect("one was kept").version;
     let newest = versions.iter().zip([&one, &two]).filter(|(_, pruned)| pruned.is_ok());
-    assert_eq!(Some(&kept), newest.map(|(version, _)| version).max(), "the newer one of those that were kept");
+    assert_eq!(
+        Some(&kept),
+        newest.map(|(version, _)| version).max(),
+        "the newer one of those that were kept"
+    );
     let tail = store.tail(soon()).await.expect("it can be read");
     assert!(tail.first <= kept + 1 && tail.version == 400, "{tail:?} with a snapshot of {kept}");
     for version in kept + 1..=400 {

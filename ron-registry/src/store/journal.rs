@@ -169,7 +169,8 @@ impl JournalStore {
         let reader = journal.reader();
         let through = move || {
             let mut index = Index::default();
-            scan(&reader, None, |kind, position, payload| index.learn(kind, position, payload)).map(|()| index)
+            scan(&reader, None, |kind, position, payload| index.learn(kind, position, payload))
+                .map(|()| index)
         };
         let index = supervisor.blocking("log_open", Deadline::after(OPENING), through).await??;
         // A log whose beginning is gone can be gone on with only from a snapshot.

@@ -203,7 +203,11 @@ async fn a_rotation_takes_effect_at_once() {
     assert_eq!(missing(registry.submit(rotate.clone(), with, soon()).await.unwrap()), ["new"]);
     let last = rotate.approve(&signer(5), rotate.expires());
     assert!(matches!(registry.approve(last, soon()).await, Ok(Outcome::Committed(_))));
-    assert_eq!(registry.policy().unwrap().0, 2);
+    let (epoch, policy) = registry.policy().unwrap();
+    assert_eq!(epoch, 2);
+    let trust = LogTrust::new(registry.log_key());
+    let proven = registry.policy_proof().unwrap().verify_policy(&trust).unwrap().unwrap();
+    assert_eq!((proven.version, proven.content), (2, Some(ContentId::of(policy.encoded()))));
     let old = waits.approve(&signer(0), waits.expires());
     assert_eq!(registry.approve(old, soon()).await, Err(RegistryError::Refused(Refused::UnknownProposal)));
     assert!(bind(&registry, "a", "x", &[5]).await.is_ok());
@@ -245,6 +249,93 @@ async fn two_committers_share_a_store() {
     host.shutdown().await;
 }
 
+/// As above with a store that is far away, so that everything happens between any two questions.
+#[tokio::test(start_paused = true)]
+async fn two_committers_share_a_store_that_is_far_away() {
+    let host = host();
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let first = start(store.clone(), &host).await;
+    first.found(policy(1, 1), soon()).await.unwrap();
+    store.be(Oddity::Far(Duration::from_millis(7)));
+    let second = start(store.clone(), &host).await;
+    for round in 0..20 {
+        let one = |at| format!("one/{round}/{at}");
+        let two = |at| format!("two/{round}/{at}");
+        let (names, others) = ([one(0), one(1), one(2)], [two(0), two(1), two(2)]);
+        let (a, b, c, d, e, f, third) = tokio::join!(
+            bind(&first, &names[0], "x", &[0]),
+            bind(&first, &names[1], "x", &[0]),
+            bind(&first, &names[2], "x", &[0]),
+            bind(&second, &others[0], "x", &[0]),
+            bind(&second, &others[1], "x", &[0]),
+            bind(&second, &others[2], "x", &[0]),
+            // One that opens the log meanwhile.
+            start(store.clone(), &host),
+        );
+        let mut versions = [a, b, c, d, e, f].map(|bound| bound.unwrap().version);
+        versions.sort_unstable();
+        assert!(versions.windows(2).all(|pair| pair[0] < pair[1]), "{versions:?}");
+        third.shutdown().await;
+    }
+    // Who appends nothing sees what the other has, a little later.
+    bind(&first, "alone", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!((second.head(), second.head().version), (first.head(), 1 + 120 + 1));
+    assert!(first.status().ready.writes, "{:?}", first.status());
+    host.shutdown().await;
+}
+
+/// A head is told when it is one: who is refused because of a block that flies is told when it has landed.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_told_of_a_head_that_is_not_durable() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    let fixed = |name: &str| {
+        let action = draft(&registry, name, "x").action().clone();
+        let (origin, head) = (registry.origin().to_owned(), registry.head());
+        let expires = draft(&registry, name, "x").expires();
+        ron_registry::Proposal::new(&origin, 1, expires, action, Some(head)).unwrap()
+    };
+    for round in 0..2 {
+        let before = registry.head();
+        store.be(Oddity::Slow(Duration::from_millis(300)));
+        let proposal = fixed(&format!("fixed/{round}"));
+        let with = approvals(&proposal, &[0]);
+        let name = format!("first/{round}");
+        let late = async {
+            // Behind the one that flies.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let begun = ron_core::now();
+            let told = registry.submit(proposal.clone(), with, soon()).await;
+            assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+            told
+        };
+        let (_, told) = tokio::join!(bind(&registry, &name, "x", &[0]), late);
+        let Err(RegistryError::ChainMismatch { head }) = told else { panic!("{told:?}") };
+        assert_eq!((head, head.version), (registry.head(), before.version + 1));
+    }
+    host.shutdown().await;
+}
+
+/// Whatever was committed is known again after a restart, also when something else is decided about the name since.
+#[tokio::test(start_paused = true)]
+async fn repeating_is_harmless_across_a_restart() {
+    let store: Arc<dyn LogStore> = Arc::new(MemoryStore::new());
+    let host = host();
+    let registry = start(store.clone(), &host).await;
+    registry.found(policy(1, 2), soon()).await.unwrap();
+    let proposal = draft(&registry, "a", "x");
+    let receipt = registry.submit(proposal.clone(), approvals(&proposal, &[0]), soon()).await.unwrap();
+    bind(&registry, "a", "y", &[0]).await.unwrap();
+    host.shutdown().await;
+    let host = self::host();
+    let registry = start(store, &host).await;
+    assert_eq!(registry.propose(proposal.clone(), soon()).await, Ok(receipt.clone()));
+    let other = proposal.approve(&signer(1), proposal.expires());
+    assert_eq!(registry.approve(other, soon()).await, Ok(receipt));
+    host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_answer_is_settled() {
     let host = host();
@@ -283,8 +374,12 @@ async fn a_store_that_stalls_is_said_and_found_again() {
     let refused = bind(&registry, "b", "x", &[0]).await.unwrap_err();
     assert!(matches!(refused, RegistryError::StorageBusy { .. }), "{refused:?}");
     store.be(Oddity::None);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(registry.status().ready.writes);
+    let late = "ron_registry_io_timeouts_total{op=\"commit\"}";
+    assert_eq!(scraped(&scrape, late), format!("{late} 1"));
+    let seek = "ron_registry_storage_backoff_total{op=\"seek\"}";
+    assert_ne!(scraped(&scrape, seek), "");
     let append = "ron_registry_storage_backoff_total{op=\"append\"}";
     assert_eq!(scraped(&scrape, append), format!("{append} 1"));
     assert_ne!(scraped(&scrape, "ron_registry_backoff_retries_total{op=\"store\"}"), "");
@@ -309,6 +404,9 @@ async fn a_full_store_refuses_and_goes_on_when_there_is_room() {
     assert!(!registry.status().ready.writes && registry.status().ready.reads);
     assert_eq!(registry.head().version, 1);
     store.be(Oddity::None);
+    // Nobody sends writes to a node that says it takes none, so it asks by itself.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(registry.status().ready.writes);
     assert_eq!(bind(&registry, "b", "x", &[0]).await.unwrap().version, 2);
     assert!(registry.status().ready.writes);
     host.shutdown().await;

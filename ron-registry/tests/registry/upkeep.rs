@@ -17,14 +17,16 @@ use ron_core::{
     sim::SimDisk,
 };
 use ron_registry::{
-    LogTrust, Publisher, Registry, RegistryError, RegistryUpdated, Retention, Settings,
+    CheckpointError, KeyKind, LogTrust, NoteSigner, Publisher, Registry, RegistryError, RegistryUpdated,
+    Retention, Settings,
     net::Links,
     store::{BoxFuture, MemoryStore},
     verify_consistency,
 };
 
 use super::world::{
-    LOG_KEY, ORIGIN, Odd, Oddity, bind, bind_again, bind_many, approvals, clock, draft, founded, host, journal, policy, soon, start,
+    LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_again, bind_many, clock, draft, founded, host,
+    journal, policy, soon, start,
 };
 
 fn scraped(registry: &Prometheus, line: &str) -> f64 {
@@ -261,6 +263,41 @@ async fn nothing_is_pruned_that_is_not_what_was_committed() {
     host.shutdown().await;
 }
 
+/// Witnesses sign, whoever asks for them is served, and what they have seen stays provable to them.
+#[tokio::test(start_paused = true)]
+async fn witnesses_are_served_and_not_left_behind() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    bind_again(&registry, 299).await;
+    let witness = NoteSigner::from_seed("w.example/one", KeyKind::Cosignature, &[7; 32]).unwrap();
+    let trust = LogTrust::new(registry.log_key()).witnessed_by([witness.verifier().clone()], 1);
+    let sent = registry.checkpoint();
+    let entry = registry.entry(100, soon()).await.unwrap();
+    assert!(registry.prove(100).unwrap().verify(entry.encoded(), &trust).is_err(), "nobody has seen it");
+    assert_eq!(registry.prove_cosigned(100).unwrap_err(), RegistryError::NotFound { head: 0 });
+    bind_again(&registry, 500).await;
+    let answer = format!("{}\n", witness.sign(sent.text(), 1_700_000_000));
+    assert_eq!(registry.add_cosignatures(&sent, &answer, &trust), Ok(1));
+    assert_eq!(registry.add_cosignatures(&sent, &answer, &trust), Ok(0), "the same again");
+    registry.prove_cosigned(100).unwrap().verify(entry.encoded(), &trust).unwrap();
+    trust.open(&registry.cosigned().unwrap()).unwrap();
+    assert_eq!(registry.prove_cosigned(301).unwrap_err(), RegistryError::NotFound { head: 300 });
+    // Not beyond what they have seen, until they have seen more.
+    assert!(registry.prune(700, soon()).await.unwrap() > 0);
+    assert_eq!(registry.status().first, 257);
+    assert!(registry.prove_consistency(300, 800).is_ok());
+    let sent = registry.checkpoint();
+    let answer = format!("{}\n", witness.sign(sent.text(), 1_700_000_001));
+    assert_eq!(registry.add_cosignatures(&sent, &answer, &trust), Ok(1));
+    assert!(registry.prune(700, soon()).await.unwrap() > 0);
+    assert_eq!(registry.status().first, 513);
+    let other = Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+    let other = other.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    let refused = other.add_cosignatures(&sent, &answer, &trust).unwrap_err();
+    assert!(matches!(refused, CheckpointError::Malformed { .. }), "{refused:?}");
+    host.shutdown().await;
+}
+
 /// A clock that leaps does not take the log with it.
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_leaps_prunes_nothing() {
@@ -384,6 +421,7 @@ async fn a_pass_of_the_verifier_survives_a_restart() {
     let reached = registry.status().verified;
     assert!(reached < 150, "{reached}");
     inner.shutdown().await;
+    drop((registry, inner));
 
     let inner = host.child("second", Duration::from_secs(1), Metrics::default());
     let store = journal(&inner, &disk).await.unwrap();

@@ -137,6 +137,8 @@ pub(crate) enum Oddity {
     None,
     /// Appends take this long.
     Slow(Duration),
+    /// Everything takes this long, before and after.
+    Far(Duration),
     /// Appends fail like this, and do not take place.
     Fail(StoreError),
     /// Appends take place, and it says that it does not know.
@@ -175,6 +177,14 @@ impl Odd {
     }
 }
 
+impl Odd {
+    async fn way(&self) {
+        if let Oddity::Far(delay) = self.is() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+}
+
 impl LogStore for Odd {
     fn append_if(
         &self,
@@ -196,7 +206,10 @@ impl LogStore for Odd {
                 }
                 _ => {}
             }
-            self.store.append_if(after, block, deadline).await
+            self.way().await;
+            let appended = self.store.append_if(after, block, deadline).await;
+            self.way().await;
+            appended
         })
     }
 
@@ -213,8 +226,12 @@ impl LogStore for Odd {
                 Oddity::Stuck => {
                     deadline.limit("read", std::future::pending()).await.map_err(StoreError::from)
                 }
-                _ => self.store.read(from, max, deadline).await,
+                _ => {
+                    self.way().await;
+                    self.store.read(from, max, deadline).await
+                }
             }?;
+            self.way().await;
             // The root of names is the last of an entry, behind the last signature.
             let flip = match self.is() {
                 Oddity::Flip(version) => Some((version, 1)),
@@ -234,7 +251,17 @@ impl LogStore for Odd {
     }
 
     fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>> {
-        self.store.tail(deadline)
+        Box::pin(async move {
+            match self.is() {
+                Oddity::Away => Err(StoreError::Failed { message: "away".into() }),
+                _ => {
+                    self.way().await;
+                    let tail = self.store.tail(deadline).await;
+                    self.way().await;
+                    tail
+                }
+            }
+        })
     }
 
     fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>> {

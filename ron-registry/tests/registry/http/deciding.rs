@@ -87,7 +87,7 @@ async fn bad_bodies_are_told_what_is_wrong() {
     let proposal = draft(&host.registry, "b", "1");
     let good = submission(&proposal, &[]);
     let many: Vec<String> =
-        approvals(&proposal, &[0; 65]).iter().map(|one| BASE64.encode(&one.encode())).collect();
+        approvals(&proposal, &[0; 129]).iter().map(|one| BASE64.encode(&one.encode())).collect();
     for (path, body, status, code) in [
         ("/commit", json!({"proposal": "?"}), 400, "json_data"),
         ("/commit", json!({"proposal": "AAAA"}), 400, "bad_form"),
