@@ -124,6 +124,8 @@ pub struct Builder {
     seeds: Vec<Contact>,
     external: Vec<SocketAddr>,
     settings: Settings,
+    /// Beside the settings, so that it holds in whatever order it is said.
+    is_client: bool,
     data: Option<(Arc<dyn Disk>, PathBuf)>,
     seed: Option<u64>,
     unix: Option<UnixClock>,
@@ -153,23 +155,25 @@ impl Builder {
         self
     }
 
-    /// Asks and is not asked: for programs that come and go.
+    /// Asks and is not asked: for programs that come and go. Holds whatever [`settings`](Self::settings) say.
     #[must_use]
     pub fn client(mut self) -> Self {
-        self.settings.server = false;
+        self.is_client = true;
         self
     }
 
     /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`,
     /// usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`]. What is said to be kept is then on disk. In memory
-    /// only without it.
+    /// only without it. A node that comes back at another address says all its keys again at once, since nobody would
+    /// reach it by what it said before.
     #[must_use]
     pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         self.data = Some((disk, path.into()));
         self
     }
 
-    /// Other knobs than the default ones. Replaces what was set before.
+    /// Other knobs than the default ones. Replaces what was set before, the [preset](Self::preset) included; only
+    /// [`client`](Self::client) stays.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -206,6 +210,7 @@ impl Builder {
     /// has the directory.
     pub async fn start(self, endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Dht, DhtError> {
         self.check_told(endpoint)?;
+        self.check_seeds()?;
         let identity = Arc::new(endpoint.identity().clone());
         let external = self.external.clone();
         let links = peers_settings(&self.settings);
@@ -219,13 +224,34 @@ impl Builder {
     /// it nor they would say why.
     fn check_told(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
         let told = if self.external.is_empty() { endpoint.local_addrs() } else { &self.external };
-        match told.iter().find(|addr| addr.ip().is_unspecified()) {
-            Some(addr) if self.settings.server => Err(ConfigError::OutOfRange {
+        if self.is_client || !self.settings.server {
+            return Ok(());
+        }
+        let undialable = told.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0);
+        match undialable {
+            Some(addr) => Err(ConfigError::OutOfRange {
                 key: "external",
                 value: addr.to_string(),
                 allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
             }),
-            _ => Ok(()),
+            None if told.is_empty() => Err(ConfigError::OutOfRange {
+                key: "external",
+                value: "no address".to_owned(),
+                allowed: "an address that others can dial: listen, set external, or be a client()",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// A client's contact has no address, and nobody can begin with it.
+    fn check_seeds(&self) -> Result<(), ConfigError> {
+        match self.seeds.iter().find(|seed| seed.addrs.is_empty()) {
+            Some(seed) => Err(ConfigError::OutOfRange {
+                key: "seeds",
+                value: seed.to_string(),
+                allowed: "NODE_ID@IP:PORT: a client has no address and cannot be a seed",
+            }),
+            None => Ok(()),
         }
     }
 
@@ -240,7 +266,8 @@ impl Builder {
         supervisor: &Supervisor,
         network: impl FnOnce(Weak<dyn Answers>, &Supervisor) -> Result<Arc<dyn Network>, DhtError>,
     ) -> Result<Dht, DhtError> {
-        let Builder { seeds, settings, data, seed, unix, metrics, .. } = self;
+        let Builder { seeds, mut settings, is_client, data, seed, unix, metrics, .. } = self;
+        settings.server &= !is_client;
         settings.check()?;
         let work = WORK.with_capacity(Capacity::new("work_lane", settings.work_lane)?);
         let workers = settings.workers;
@@ -261,6 +288,10 @@ impl Builder {
         let parts = Parts { identity, settings, seed, unix };
         let (node, pings) = Node::new(parts, epoch, keeping, &group)?;
         node.connect(network(node.this.clone(), &group)?);
+        let due = node.keeping.with(|kept| kept.store.on_addrs(&node.network().listening()));
+        if due > 0 {
+            tracing::info!(due, "elsewhere than before: our keys are said again");
+        }
 
         let spec = PoolSpec { lane: work, task: LOOKUP, workers };
         let pool = Pool::start(&group, spec, |job: Job, _| job());
@@ -381,7 +412,8 @@ impl Dht {
     /// disk did not take the key, [`DhtError::NotReady`], [`DhtError::Busy`], [`DhtError::Timeout`].
     pub async fn provide(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Published, DhtError> {
         let plan = self.plan(key.into(), Goal::Closest, deadline)?;
-        self.run("provide", deadline, move |node| async move { node.provide(plan).await }).await?
+        let done = self.run("provide", deadline, move |node| async move { node.provide(plan).await }).await?;
+        asked_in_time("provide", deadline, done)
     }
 
     /// As [`provide`](Self::provide) for many keys at once, with far fewer searches than keys: a hundred thousand are a
@@ -447,7 +479,9 @@ impl Dht {
     /// As [`provide`](Self::provide).
     pub async fn withdraw(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Published, DhtError> {
         let plan = self.plan(key.into(), Goal::Closest, deadline)?;
-        self.run("withdraw", deadline, move |node| async move { node.withdraw(plan).await }).await?
+        let done =
+            self.run("withdraw", deadline, move |node| async move { node.withdraw(plan).await }).await?;
+        asked_in_time("withdraw", deadline, done)
     }
 
     /// Stores `data` under its hash, and returns that. Peers keep it for twice [`republish`](Settings::republish), a day
@@ -460,20 +494,22 @@ impl Dht {
         let value = Value::immutable(data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
-        self.run("put", deadline, move |node| async move { node.put(plan, value, None).await }).await??;
+        let done = self.run("put", deadline, move |node| async move { node.put(plan, value, None).await });
+        asked_in_time("put", deadline, done.await?)?;
         Ok(key)
     }
 
     /// The data whose hash is `key`. Dropping the future calls the search off.
     ///
     /// # Errors
-    /// [`DhtError::NotFound`] when the peers near the key do not have it; else as [`find_node`](Self::find_node).
+    /// [`DhtError::NotFound`] when the peers near the key do not have it, [`DhtError::Timeout`] when the deadline came
+    /// before that was known; else as [`find_node`](Self::find_node).
     pub async fn get(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Bytes, DhtError> {
         let enough = NonZeroUsize::MIN;
         let plan = self.plan(key.into(), Goal::Found(enough), deadline)?;
         let found =
             self.run("get", deadline, move |node| async move { node.get(plan, Want::Immutable).await });
-        found.await?.map(|value| value.data().clone()).ok_or(DhtError::NotFound)
+        found_in_time("get", deadline, found.await?).map(|value| value.data().clone())
     }
 
     /// Stores `data` under this node's key and `salt`, as number `seq`, which begins with 1 and must grow with every
@@ -518,8 +554,9 @@ impl Dht {
         let value = Value::mutable(&self.node.identity, salt, seq, data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
-        self.run("put_mutable", deadline, move |node| async move { node.put(plan, value, expected).await })
-            .await??;
+        let done = self
+            .run("put_mutable", deadline, move |node| async move { node.put(plan, value, expected).await });
+        asked_in_time("put_mutable", deadline, done.await?)?;
         Ok(key)
     }
 
@@ -537,7 +574,7 @@ impl Dht {
         let plan = self.plan(Value::mutable_key(public_key, salt), Goal::Closest, deadline)?;
         let found =
             self.run("get_mutable", deadline, move |node| async move { node.get(plan, Want::Mutable).await });
-        found.await?.ok_or(DhtError::NotFound)
+        found_in_time("get_mutable", deadline, found.await?)
     }
 
     /// Who this node is.
@@ -657,6 +694,7 @@ impl Dht {
     fn check_ready(&self) -> Result<(), DhtError> {
         let (phase, gate) = match self.group.phase() {
             Phase::Running if self.node.buckets.filled() > 0 => return Ok(()),
+            Phase::Running if !self.node.buckets.peers().is_empty() => ("bootstrap", "dht.buckets"),
             Phase::Running => ("bootstrap", "dht.seeds"),
             Phase::Draining => ("drain", "dht tasks"),
             _ => return Err(DhtError::Canceled),
@@ -691,6 +729,20 @@ impl Dht {
         let done = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         done.ok_or(DhtError::Canceled)
     }
+}
+
+/// Who had no time to ask anybody knows nothing of what they would have kept.
+fn asked_in_time<T>(op: &'static str, deadline: Deadline, done: Result<T, DhtError>) -> Result<T, DhtError> {
+    match done {
+        Err(DhtError::NotKept { asked: 0 }) if deadline.has_passed() => Err(DhtError::Timeout { op }),
+        done => done,
+    }
+}
+
+/// Nothing, found in time, is an answer; a search that was cut short has none.
+fn found_in_time<T>(op: &'static str, deadline: Deadline, found: Option<T>) -> Result<T, DhtError> {
+    let missing = if deadline.has_passed() { DhtError::Timeout { op } } else { DhtError::NotFound };
+    found.ok_or(missing)
 }
 
 /// Providers as they are found.

@@ -96,13 +96,14 @@ pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found, Status};
 pub use logic::{
     Contact, ContactError, Key, Rtt,
-    lookup::{Asked, LookupSettings, Outcome, Reason, Verdict},
+    lookup::{Asked, Failure, LookupSettings, Outcome, Reason, Verdict},
     records::Limits,
     signed::{ProviderRecord, Record, RecordError, Signer, Value, Verified},
     table::Entry,
 };
 pub use publish::{Provider, Published};
 pub use republish::{ProvideMany, ProvideProgress};
+pub use ron_core::Distance;
 pub use settings::{Preset, Settings};
 
 /// What a node may bring to a running program: its queues, tasks and locks.
