@@ -65,6 +65,19 @@ pub(crate) enum ConfigError {
         /// Why.
         source: OverlayError,
     },
+    /// A subsystem would refuse a setting when it starts.
+    #[error("{key} is {value}, allowed is {allowed}")]
+    Setting {
+        /// The setting, as it is in the file.
+        key: String,
+        /// What it is set to.
+        value: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// Settings that do not fit each other, or nobody could use.
+    #[error("{0}")]
+    Unfit(String),
     /// There is no place for data.
     #[error("node.data_dir is not set, and neither HOME nor XDG_DATA_HOME tells where data belongs")]
     NoDataDir,
@@ -456,6 +469,50 @@ impl Config {
         }
     }
 
+    /// Whether every subsystem takes its settings: what is refused here is what a start would refuse later.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.check_addresses()?;
+        self.storage.settings().check().map_err(|error| in_file("storage", error))?;
+        self.overlay.settings().check().map_err(|error| in_file("overlay", error))?;
+        let topics = &self.overlay.topics;
+        if topics.iter().any(String::is_empty) {
+            return Err(ConfigError::Unfit("overlay.topics: a topic has no name".to_owned()));
+        }
+        match topics.iter().enumerate().find(|(at, name)| topics[..*at].contains(name)) {
+            Some((_, name)) => {
+                Err(ConfigError::Unfit(format!("overlay.topics: {name:?} is there more than once")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Others must be able to dial what this node tells them.
+    fn check_addresses(&self) -> Result<(), ConfigError> {
+        let NetSection { listen, external } = &self.net;
+        let is_unspecified = |addr: &&SocketAddr| addr.ip().is_unspecified();
+        if let Some(addr) = external.iter().find(|addr| is_unspecified(addr) || addr.port() == 0) {
+            return Err(ConfigError::Unfit(format!(
+                "net.external has {addr}, which nobody can dial; it is where others reach this node"
+            )));
+        }
+        if !external.is_empty() {
+            return Ok(());
+        }
+        match listen.iter().find(is_unspecified) {
+            Some(addr) => {
+                let port = if addr.port() == 0 { 4710 } else { addr.port() };
+                Err(ConfigError::Unfit(format!(
+                    "net.external is not set and net.listen is {}; set net.external = [\"YOUR_IP:{port}\"]",
+                    addr.ip()
+                )))
+            }
+            None if listen.is_empty() && self.dht.server => Err(ConfigError::Unfit(
+                "net.listen and net.external are empty; set one of them, or dht.server = false".to_owned(),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// The seeds as contacts.
     pub(crate) fn seeds(&self) -> Result<Vec<Contact>, ConfigError> {
         self.dht.seeds.iter().map(|text| seed(text)).collect()
@@ -475,6 +532,36 @@ impl Config {
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self).expect("plain values can be written")
     }
+}
+
+/// What a library says of its setting, in the words of the file.
+fn in_file(section: &str, error: ron_core::ConfigError) -> ConfigError {
+    let ron_core::ConfigError::OutOfRange { key, value, allowed } = error else {
+        return ConfigError::Unfit(format!("{section}: {error}"));
+    };
+    let key = match key {
+        "gate.client.in_flight" => "client_in_flight",
+        "gate.client.per_second" => "client_per_second",
+        "gate.total.in_flight" => "max_inflight",
+        "gate.total.per_second" => "max_rps",
+        "drain" | "drain_deadline" => "drain_ms",
+        "read_timeout" => "read_timeout_ms",
+        "write_timeout" => "write_timeout_ms",
+        "idle_timeout" => "idle_timeout_ms",
+        "handshake_timeout" => "handshake_timeout_ms",
+        "scrub_every" => "scrub_every_hours",
+        // Pings have no key in the file: it is the time between them that they do not fit.
+        "gossip.ping_every" => {
+            let allowed = "more than 4000: peers ping every two seconds, and one ping may be lost";
+            return ConfigError::Setting {
+                key: format!("{section}.idle_timeout_ms"),
+                value: "too short".to_owned(),
+                allowed,
+            };
+        }
+        key => key.trim_start_matches("peer.").trim_start_matches("gossip."),
+    };
+    ConfigError::Setting { key: format!("{section}.{key}"), value, allowed }
 }
 
 fn millis(time: Duration) -> u64 {
@@ -505,7 +592,11 @@ fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error
 }
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
-    text.parse().map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+    let parsed = text.parse().and_then(|contact: Contact| match contact.addrs.is_empty() {
+        true => Err(ContactError::Addr { text: String::new() }),
+        false => Ok(contact),
+    });
+    parsed.map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -572,6 +663,41 @@ mod tests {
         let topics = [("REFD_OVERLAY__TOPICS", "[\"news\", \"weather\"]")];
         let config = load("", &topics, Flags::default()).unwrap();
         assert_eq!(config.overlay.topics, ["news", "weather"]);
+    }
+
+    /// What passed here was refused when the node started.
+    #[test]
+    fn what_a_start_would_refuse_is_refused_before() {
+        let check = |text: &str| load(text, &[], Flags::default()).unwrap().check();
+        assert!(check("").is_ok());
+        assert!(check("[net]\nlisten = [\"0.0.0.0:1\"]\nexternal = [\"192.0.2.7:1\"]\n").is_ok());
+        assert!(check("[net]\nlisten = []\n[dht]\nserver = false\n").is_ok());
+        for (text, words) in [
+            (
+                "[net]\nlisten = [\"0.0.0.0:4710\"]\n",
+                "net.external is not set and net.listen is 0.0.0.0; set net.external = [\"YOUR_IP:4710\"]",
+            ),
+            (
+                "[net]\nexternal = [\"0.0.0.0:4710\"]\n",
+                "net.external has 0.0.0.0:4710, which nobody can dial; it is where others reach this node",
+            ),
+            (
+                "[net]\nlisten = []\n",
+                "net.listen and net.external are empty; set one of them, or dht.server = false",
+            ),
+            ("[storage]\ndrain_ms = 10\n", "storage.drain_ms is 10ms, allowed is 1 s to 5 s"),
+            ("[storage]\nmax_inflight = 0\n", "storage.max_inflight is 0, allowed is 1 or more"),
+            ("[overlay]\nmax_conns = 0\n", "overlay.max_conns is 0, allowed is 1..=1048576"),
+            ("[overlay]\nmax_rps = 0\n", "overlay.max_rps is 0, allowed is 1..=1048576"),
+            ("[overlay]\nread_timeout_ms = 0\n", "overlay.read_timeout_ms is 0 s, allowed is above zero"),
+            ("[overlay]\nmax_frame_bytes = 1\n", "overlay.max_frame_bytes is 1, allowed is 65830..=1048576"),
+            ("[overlay]\ntopics = [\"\", \"\"]\n", "overlay.topics: a topic has no name"),
+            ("[overlay]\ntopics = [\"a\", \"a\"]\n", "overlay.topics: \"a\" is there more than once"),
+        ] {
+            assert_eq!(check(text).unwrap_err().to_string(), words);
+        }
+        let short = check("[overlay]\nidle_timeout_ms = 1000\n").unwrap_err().to_string();
+        assert!(short.starts_with("overlay.idle_timeout_ms is too short"), "{short}");
     }
 
     #[test]

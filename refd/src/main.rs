@@ -97,6 +97,7 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Run { config, flags } => {
             let config = load(config.as_deref(), flags)?;
+            config.check()?;
             runtime()?.block_on(assembly::run(config))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
@@ -105,6 +106,7 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
         Command::Demo => runtime()?.block_on(demo::run()),
         Command::CheckConfig { config } => {
             let mut config = load(config.as_deref(), Flags::default())?;
+            config.check()?;
             // A path that is not text has no form in the file, and stays a default.
             config.node.data_dir = config.data_dir().ok().filter(|dir| dir.to_str().is_some());
             print!("{}", config.to_toml());
