@@ -432,6 +432,16 @@ struct Spoilt {
     id: ContentId,
 }
 
+/// What to do about it, where that is not plain.
+pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Unreachable { .. }) => {
+            Some("is `refd run` running there? another node is chosen with --node URL")
+        }
+        _ => None,
+    }
+}
+
 /// What the process ends with.
 pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() {

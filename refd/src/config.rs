@@ -19,6 +19,14 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
 
+/// Keys without a value unless one is given, and what they are then.
+const OPTIONAL: [(&str, &str, &str); 4] = [
+    ("node", "data_dir", "\"DIR\" # the user's data folder if it is not set"),
+    ("storage", "scrub_every_hours", "168 # only when asked for if it is not set"),
+    ("storage", "quota_objects", "1000000 # no limit if it is not set"),
+    ("storage", "quota_bytes", "100000000000 # no limit but the disk's if it is not set"),
+];
+
 /// Variables that are not settings.
 const NOT_SETTINGS: [&str; 1] = ["REFD_LOG"];
 
@@ -49,8 +57,8 @@ pub(crate) enum ConfigError {
         /// What is wrong.
         message: String,
     },
-    /// A seed is not `ID@ADDRESS`.
-    #[error("dht.seeds: {text:?}")]
+    /// A seed given as a flag is not `ID@ADDRESS`; others are refused where they are read.
+    #[error("--seed {text:?}")]
     Seed {
         /// What was given.
         text: String,
@@ -91,10 +99,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Where other nodes reach this one; port 0 takes a free one. May be given several times [default: 127.0.0.1:4710].
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = ip_port)]
     listen: Vec<SocketAddr>,
     /// Where health, readiness and metrics are served; port 0 takes a free one [default: 127.0.0.1:4711].
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = ip_port)]
     admin: Option<SocketAddr>,
     /// A node to begin with, as it prints itself when it starts. May be given several times.
     #[arg(long, value_name = "NODE_ID@IP:PORT")]
@@ -177,6 +185,7 @@ pub(crate) struct DhtSection {
     /// Whether others may ask this node.
     pub(crate) server: bool,
     /// Nodes to begin with, each `NODE_ID@IP:PORT`, further addresses behind commas.
+    #[serde(deserialize_with = "seeds")]
     pub(crate) seeds: Vec<String>,
 }
 
@@ -528,9 +537,18 @@ impl Config {
         data.map(|data| data.join("refd")).ok_or(ConfigError::NoDataDir)
     }
 
-    /// The whole configuration as a file.
+    /// The whole configuration as a file, with the keys that are not set as comments.
     pub(crate) fn to_toml(&self) -> String {
-        toml::to_string(self).expect("plain values can be written")
+        let mut text = toml::to_string(self).expect("plain values can be written");
+        for (section, key, comment) in OPTIONAL {
+            let head = format!("[{section}]\n");
+            let start = text.find(&head).map_or(text.len(), |at| at + head.len());
+            let end = text[start..].find("\n[").map_or(text.len(), |at| start + at + 1);
+            if !text[start..end].lines().any(|line| line.starts_with(&format!("{key} = "))) {
+                text.insert_str(start, &format!("# {key} = {comment}\n"));
+            }
+        }
+        text
     }
 }
 
@@ -580,9 +598,26 @@ fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
 
 /// An address that says what one looks like when it is none.
 fn addr<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse()
-        .map_err(|_| D::Error::custom(format_args!("{text:?} is not IP:PORT; names are not looked up")))
+    ip_port(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn ip_port(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("{text:?} is not IP:PORT; names are not looked up"))
+}
+
+/// Seeds, checked where their line is known.
+fn seeds<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    struct Checked(String);
+    impl<'de> Deserialize<'de> for Checked {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            let text = String::deserialize(from)?;
+            match contact(&text) {
+                Ok(_) => Ok(Checked(text)),
+                Err(error) => Err(D::Error::custom(format_args!("{text:?} is no seed: {error}"))),
+            }
+        }
+    }
+    Ok(Vec::<Checked>::deserialize(from)?.into_iter().map(|Checked(text)| text).collect())
 }
 
 fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error> {
@@ -592,11 +627,16 @@ fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error
 }
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
-    let parsed = text.parse().and_then(|contact: Contact| match contact.addrs.is_empty() {
+    contact(text).map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+}
+
+/// A contact that can be dialled.
+fn contact(text: &str) -> Result<Contact, ContactError> {
+    let contact: Contact = text.parse()?;
+    match contact.addrs.is_empty() {
         true => Err(ContactError::Addr { text: String::new() }),
         false => Ok(contact),
-    });
-    parsed.map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+    }
 }
 
 #[cfg(test)]
@@ -665,6 +705,21 @@ mod tests {
         assert_eq!(config.overlay.topics, ["news", "weather"]);
     }
 
+    #[test]
+    fn keys_that_are_not_set_are_shown_as_comments() {
+        let config = Config::default();
+        let text = config.to_toml();
+        for (_, key, _) in OPTIONAL {
+            assert!(text.contains(&format!("\n# {key} = ")), "{key}: {text}");
+        }
+        assert_eq!(load(&text, &[], Flags::default()).unwrap(), config);
+        // Without the mark they are settings, in the section where they stand.
+        let all: String = text.lines().map(|line| format!("{}\n", line.trim_start_matches("# "))).collect();
+        let all = load(&all, &[], Flags::default()).unwrap();
+        assert_eq!((all.storage.quota_objects, all.storage.scrub_every_hours), (Some(1_000_000), Some(168)));
+        assert!(!all.to_toml().contains("# "), "{}", all.to_toml());
+    }
+
     /// What passed here was refused when the node started.
     #[test]
     fn what_a_start_would_refuse_is_refused_before() {
@@ -726,10 +781,15 @@ mod tests {
         }
         let section = message("", &[("REFD_NTE__LISTEN", "[]")]);
         assert!(section.contains("nte") && section.contains("net"), "{section}");
-        let seed = load("[dht]\nseeds = [\"nobody\"]\n", &[], Flags::default()).unwrap_err();
-        assert_eq!(seed.to_string(), "dht.seeds: \"nobody\"");
-        let why = std::error::Error::source(&seed).unwrap().to_string();
-        assert_eq!(why, "a contact is NODE_ID@IP:PORT, with further addresses behind commas");
+        let why = "a contact is NODE_ID@IP:PORT, with further addresses behind commas";
+        let seed = message("[dht]\nseeds = [\"nobody\"]\n", &[]);
+        assert!(seed.contains("line 2") && seed.contains(&format!("\"nobody\" is no seed: {why}")), "{seed}");
+        let unlisted = message(&format!("[dht]\nseeds = [\"{}@\"]\n", "1f".repeat(32)), &[]);
+        assert!(unlisted.contains("is not an IP address and a port"), "{unlisted}");
+        let flags = Flags { seed: vec!["nobody".to_owned()], ..Flags::default() };
+        let seed = load("", &[], flags).unwrap_err();
+        assert_eq!(seed.to_string(), "--seed \"nobody\"");
+        assert_eq!(std::error::Error::source(&seed).unwrap().to_string(), why);
         assert!(Config::load(Some(Path::new("/nonexistent")), std::iter::empty(), Flags::default()).is_err());
     }
 }

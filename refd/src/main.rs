@@ -87,7 +87,8 @@ fn main() -> ExitCode {
     match perform(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("refd: {}", with_causes(&*error));
+            let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));
+            eprintln!("refd: {}{hint}", with_causes(&*error));
             ExitCode::from(client::exit_code(&*error))
         }
     }

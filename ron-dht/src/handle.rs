@@ -104,9 +104,10 @@ pub struct Status {
     pub peers: usize,
     /// Buckets of it that have peers.
     pub buckets: usize,
-    /// How many nodes there seem to be; nothing before the first search.
+    /// How many nodes there seem to be; nothing before the first search. See [`Dht::network_size`].
     pub network_size: Option<f64>,
-    /// Records kept for others.
+    /// Records kept: for others, and copies of this node's own. A withdrawal is a record too, kept until what it takes back
+    /// would have expired, so that nobody's late copy brings it back.
     pub records: usize,
     /// What those take, in bytes.
     pub record_bytes: usize,
@@ -214,8 +215,9 @@ impl Builder {
         let identity = Arc::new(endpoint.identity().clone());
         let external = self.external.clone();
         let links = peers_settings(&self.settings);
+        let seeds = self.seeds.iter().map(|seed| seed.id).collect();
         let network = |answers, group: &Supervisor| -> Result<Arc<dyn Network>, DhtError> {
-            Ok(Arc::new(Links::start(endpoint, answers, links, external, group)?))
+            Ok(Arc::new(Links::start(endpoint, answers, links, external, seeds, group)?))
         };
         self.start_on(identity, supervisor, network).await
     }
@@ -404,8 +406,10 @@ impl Dht {
     }
 
     /// Says that this node provides `key`, to the peers nearest to it, and says so again every
-    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw). Dropping the future ends this attempt; if it
-    /// had begun, the key stays ours, and the republisher says it.
+    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw), and at once after a restart at another address.
+    /// Dropping the future ends this attempt; if it had begun, the key stays ours, and the republisher says it. A node that
+    /// is alone has nobody to tell: that is [`DhtError::NotReady`], nothing is noted, and the call is to be made again once
+    /// [`joined`](Self::joined).
     ///
     /// # Errors
     /// [`DhtError::NotKept`] when no peer took the record (the republisher tries again), [`DhtError::Store`] if the
@@ -473,7 +477,8 @@ impl Dht {
     }
 
     /// Takes back that this node provides `key`. Dropping the future ends the attempt; peers that were not told forget
-    /// the record when it expires.
+    /// the record when it expires. The withdrawal is a record that peers keep in its place for as long, so
+    /// [`Status::records`] does not shrink at once.
     ///
     /// # Errors
     /// As [`provide`](Self::provide).
@@ -601,7 +606,9 @@ impl Dht {
         self.node.buckets.peers()
     }
 
-    /// How many nodes there seem to be; nothing before the first search.
+    /// How many nodes there seem to be, judged by how near the nearest are to random points; nothing before the first
+    /// search. An estimate, rough where there are only a few, and without clients, who are in no table: for deciding how far to
+    /// look, not for counting heads.
     #[must_use]
     pub fn network_size(&self) -> Option<f64> {
         self.node.estimate.lock().nodes()
@@ -618,19 +625,32 @@ impl Dht {
     /// when the second has come. Dropping the future is harmless.
     ///
     /// # Errors
-    /// [`DhtError::Timeout`], [`DhtError::Canceled`] when the node stops.
+    /// [`DhtError::Timeout`], which says what is missing; [`DhtError::Canceled`] when the node stops.
     pub async fn joined(&self, deadline: Deadline) -> Result<(), DhtError> {
         let mut joined = self.node.joined.watch();
         let stop = self.node.stop();
         while !**joined.get() {
             let changed = deadline.limit("join", joined.changed());
-            tokio::select! {
+            let changed = tokio::select! {
                 biased;
                 () = stop.requested() => return Err(DhtError::Canceled),
-                changed = changed => changed?,
-            }
+                changed = changed => changed,
+            };
+            changed.map_err(|error| match DhtError::from(error) {
+                DhtError::Timeout { .. } => DhtError::Timeout { op: self.why_not_joined() },
+                error => error,
+            })?;
         }
         Ok(())
+    }
+
+    /// What joining waits for, in the words of a [`DhtError::Timeout`].
+    fn why_not_joined(&self) -> &'static str {
+        match (self.node.buckets.filled(), self.node.buckets.peers().is_empty()) {
+            (0, true) => "join (no seed has answered and nobody has come; see dht.seeds in ready())",
+            (0, false) => "join (no peer that is known answers; see dht.seeds in ready())",
+            _ => "join (the table is not filled yet; see dht.buckets in ready())",
+        }
     }
 
     /// How the node is doing.

@@ -131,6 +131,8 @@ async fn alone_there_is_nobody_to_ask() {
     let net = Net::of(1).await;
     let refused = net.node(0).find_node(ContentId::of(b"x"), soon()).await.unwrap_err();
     assert_eq!(refused, DhtError::NotReady { gate: "dht.seeds" });
+    let waited = net.node(0).joined(Deadline::after(Duration::from_millis(1))).await.unwrap_err();
+    assert!(waited.to_string().starts_with("join (no seed has answered and nobody has come;"), "{waited}");
     net.stop().await;
 }
 
