@@ -226,7 +226,11 @@ impl From<&Question> for QuestionBody {
     fn from(question: &Question) -> Self {
         let (outcome, named, found) = match question.outcome {
             Outcome::Answered { named, found } => ("answered".to_owned(), Some(named), Some(found)),
-            Outcome::Failed(failure) => (format!("{failure:?}").to_lowercase(), None, None),
+            Outcome::Failed(failure) => {
+                // In one word, whatever else is known of it.
+                let words = format!("{failure:?}").to_lowercase();
+                (words.split(' ').next().unwrap_or_default().to_owned(), None, None)
+            }
             Outcome::Silent => ("silent".to_owned(), None, None),
             Outcome::Canceled => ("canceled".to_owned(), None, None),
         };
