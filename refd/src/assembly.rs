@@ -2,6 +2,7 @@
 
 use std::{
     error::Error,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -10,13 +11,13 @@ use std::{
 use axum::{Router, http::StatusCode};
 use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
-    Metrics, Supervisor,
+    Event, Metrics, Supervisor,
     auth::{Authorizer, TokenFile},
     disk::RealDisk,
     http::{HttpMetrics, Problem, Server, VersionInfo, ops_router},
-    net::{Endpoint, Identity},
+    net::{Endpoint, Identity, NetError},
 };
-use ron_dht::Dht;
+use ron_dht::{Dht, DhtError};
 use ron_overlay::Overlay;
 use ron_registry::{Registry, ReloadSource, net::Links};
 use ron_storage::{StorageError, Store};
@@ -68,7 +69,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let ops = ops_router(host.ready().clone(), Arc::new(scraped), version);
     let admin = Server::builder(Router::new().fallback(starting)).ops(ops).listen(config.admin.listen);
-    let admin = admin.metrics(core).http_metrics(of_http).start(&host).await?;
+    let admin = admin.metrics(core).http_metrics(of_http).start(&host).await;
+    let admin = admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
 
     let store = Store::builder().settings(config.storage.settings()).metrics(of_storage);
     let store = if config.storage.memory {
@@ -82,7 +84,10 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     for addr in &config.net.listen {
         endpoint = endpoint.listen(*addr);
     }
-    let endpoint = endpoint.start(&host)?;
+    let endpoint = endpoint.start(&host).map_err(|error| match error {
+        NetError::Listen { addr, .. } => elsewhere(&error, addr, "--listen or net.listen"),
+        error => error.into(),
+    })?;
 
     let settings = ron_dht::Settings {
         preset: config.dht.preset.into(),
@@ -90,8 +95,11 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         ..ron_dht::Settings::default()
     };
     let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
-    let dht =
-        dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await?;
+    let dht = dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await;
+    let dht = dht.map_err(|error| match error {
+        DhtError::Store { .. } => format!("{}: {error}", data.join("dht").display()).into(),
+        error => Box::<dyn Error>::from(error),
+    })?;
 
     let overlay =
         Overlay::builder().settings(config.overlay.settings()).external(config.net.external.clone());
@@ -116,8 +124,19 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links })
 }
 
+/// An address that is taken, and where another is chosen.
+fn elsewhere(error: &dyn Error, addr: SocketAddr, by: &str) -> Box<dyn Error> {
+    let words = crate::with_causes(error);
+    let words = if words.contains(&addr.to_string()) { words } else { format!("{addr}: {words}") };
+    format!("{words}; choose another with {by}").into()
+}
+
 /// The store says what is wrong, and this where.
 fn with_path(data: &Path, error: StorageError) -> Box<dyn Error> {
+    if matches!(error, StorageError::Locked { .. }) {
+        let data = data.display();
+        return format!("{data} is in use by another node; give this one its own with --data-dir").into();
+    }
     format!("{}: {}", data.join("store").display(), crate::with_causes(&error)).into()
 }
 
@@ -171,9 +190,17 @@ pub(crate) async fn run(
     }
     let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());
     let watch = async {
+        let mut looked = None;
         loop {
             tokio::select! {
-                Some(event) = of_dht.recv() => tracing::info!(?event, "dht"),
+                Some(event) = of_dht.recv() => {
+                    // A table that is as it was is no news, however often it was looked over.
+                    let is_look = matches!(event, Event::Item(ron_dht::Event::Refreshed { .. }));
+                    if !is_look || looked.as_ref() != Some(&event) {
+                        tracing::info!(?event, "dht");
+                    }
+                    looked = if is_look { Some(event) } else { looked };
+                }
                 Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
                 Some(()) = hangup.recv() => reload(&node, again()),
                 else => std::future::pending().await,

@@ -460,6 +460,20 @@ struct Spoilt {
     id: ContentId,
 }
 
+/// What to do about it, where that is not plain.
+pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Unreachable { .. }) => {
+            Some("is `refd run` running there? another node is chosen with --node URL")
+        }
+        Some(ClientError::Refused { status: 401 | 403, .. }) => Some(
+            "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
+             --data-dir",
+        ),
+        _ => None,
+    }
+}
+
 /// What the process ends with.
 pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() || error.is::<crate::registry::Caught>() {
@@ -475,17 +489,6 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
         Some(ClientError::Busy { .. } | ClientError::Refused { status: 507, .. }) => 6,
         Some(ClientError::Lied { .. } | ClientError::Misnamed { .. } | ClientError::Stranger { .. }) => 7,
         _ => 1,
-    }
-}
-
-/// What to do about it, if there is something that the error does not say.
-pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    match error.downcast_ref::<ClientError>() {
-        Some(ClientError::Refused { status: 401 | 403, .. }) => Some(
-            "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
-             --data-dir",
-        ),
-        _ => None,
     }
 }
 

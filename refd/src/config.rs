@@ -19,6 +19,17 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
 
+/// Keys without a value unless one is given, and what they are then.
+const OPTIONAL: [(&str, &str, &str); 7] = [
+    ("node", "data_dir", "\"DIR\" # the user's data folder if it is not set"),
+    ("storage", "scrub_every_hours", "168 # only when asked for if it is not set"),
+    ("storage", "quota_objects", "1000000 # no limit if it is not set"),
+    ("storage", "quota_bytes", "100000000000 # no limit but the disk's if it is not set"),
+    ("registry", "retain_bytes", "1000000000 # everything if none of the three is set"),
+    ("registry", "retain_hours", "8760"),
+    ("registry", "retain_entries", "1000000"),
+];
+
 /// Variables that are not settings.
 const NOT_SETTINGS: [&str; 1] = ["REFD_LOG"];
 
@@ -49,8 +60,8 @@ pub(crate) enum ConfigError {
         /// What is wrong.
         message: String,
     },
-    /// A seed is not `ID@ADDRESS`.
-    #[error("dht.seeds: {text:?}")]
+    /// A seed given as a flag is not `ID@ADDRESS`; others are refused where they are read.
+    #[error("--seed {text:?}")]
     Seed {
         /// What was given.
         text: String,
@@ -65,6 +76,19 @@ pub(crate) enum ConfigError {
         /// Why.
         source: OverlayError,
     },
+    /// A subsystem would refuse a setting when it starts.
+    #[error("{key} is {value}, allowed is {allowed}")]
+    Setting {
+        /// The setting, as it is in the file.
+        key: String,
+        /// What it is set to.
+        value: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// Settings that do not fit each other, or nobody could use.
+    #[error("{0}")]
+    Unfit(String),
     /// There is no place for data.
     #[error("node.data_dir is not set, and neither HOME nor XDG_DATA_HOME tells where data belongs")]
     NoDataDir,
@@ -78,10 +102,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Where other nodes reach this one; port 0 takes a free one. May be given several times [default: 127.0.0.1:4710].
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = ip_port)]
     listen: Vec<SocketAddr>,
     /// Where health, readiness and metrics are served; port 0 takes a free one [default: 127.0.0.1:4711].
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = ip_port)]
     admin: Option<SocketAddr>,
     /// A node to begin with, as it prints itself when it starts. May be given several times.
     #[arg(long, value_name = "NODE_ID@IP:PORT")]
@@ -166,6 +190,7 @@ pub(crate) struct DhtSection {
     /// Whether others may ask this node.
     pub(crate) server: bool,
     /// Nodes to begin with, each `NODE_ID@IP:PORT`, further addresses behind commas.
+    #[serde(deserialize_with = "seeds")]
     pub(crate) seeds: Vec<String>,
 }
 
@@ -572,6 +597,50 @@ impl Config {
         }
     }
 
+    /// Whether every subsystem takes its settings: what is refused here is what a start would refuse later.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.check_addresses()?;
+        self.storage.settings().check().map_err(|error| in_file("storage", error))?;
+        self.overlay.settings().check().map_err(|error| in_file("overlay", error))?;
+        let topics = &self.overlay.topics;
+        if topics.iter().any(String::is_empty) {
+            return Err(ConfigError::Unfit("overlay.topics: a topic has no name".to_owned()));
+        }
+        match topics.iter().enumerate().find(|(at, name)| topics[..*at].contains(name)) {
+            Some((_, name)) => {
+                Err(ConfigError::Unfit(format!("overlay.topics: {name:?} is there more than once")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Others must be able to dial what this node tells them.
+    fn check_addresses(&self) -> Result<(), ConfigError> {
+        let NetSection { listen, external } = &self.net;
+        let is_unspecified = |addr: &&SocketAddr| addr.ip().is_unspecified();
+        if let Some(addr) = external.iter().find(|addr| is_unspecified(addr) || addr.port() == 0) {
+            return Err(ConfigError::Unfit(format!(
+                "net.external has {addr}, which nobody can dial; it is where others reach this node"
+            )));
+        }
+        if !external.is_empty() {
+            return Ok(());
+        }
+        match listen.iter().find(is_unspecified) {
+            Some(addr) => {
+                let port = if addr.port() == 0 { 4710 } else { addr.port() };
+                Err(ConfigError::Unfit(format!(
+                    "net.external is not set and net.listen is {}; set net.external = [\"YOUR_IP:{port}\"]",
+                    addr.ip()
+                )))
+            }
+            None if listen.is_empty() && self.dht.server => Err(ConfigError::Unfit(
+                "net.listen and net.external are empty; set one of them, or dht.server = false".to_owned(),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// The seeds as contacts.
     pub(crate) fn seeds(&self) -> Result<Vec<Contact>, ConfigError> {
         self.dht.seeds.iter().map(|text| seed(text)).collect()
@@ -587,10 +656,49 @@ impl Config {
         data.map(|data| data.join("refd")).ok_or(ConfigError::NoDataDir)
     }
 
-    /// The whole configuration as a file.
+    /// The whole configuration as a file, with the keys that are not set as comments.
     pub(crate) fn to_toml(&self) -> String {
-        toml::to_string(self).expect("plain values can be written")
+        let mut text = toml::to_string(self).expect("plain values can be written");
+        for (section, key, comment) in OPTIONAL {
+            let head = format!("[{section}]\n");
+            let start = text.find(&head).map_or(text.len(), |at| at + head.len());
+            let end = text[start..].find("\n[").map_or(text.len(), |at| start + at + 1);
+            if !text[start..end].lines().any(|line| line.starts_with(&format!("{key} = "))) {
+                text.insert_str(start, &format!("# {key} = {comment}\n"));
+            }
+        }
+        text
     }
+}
+
+/// What a library says of its setting, in the words of the file.
+fn in_file(section: &str, error: ron_core::ConfigError) -> ConfigError {
+    let ron_core::ConfigError::OutOfRange { key, value, allowed } = error else {
+        return ConfigError::Unfit(format!("{section}: {error}"));
+    };
+    let key = match key {
+        "gate.client.in_flight" => "client_in_flight",
+        "gate.client.per_second" => "client_per_second",
+        "gate.total.in_flight" => "max_inflight",
+        "gate.total.per_second" => "max_rps",
+        "drain" | "drain_deadline" => "drain_ms",
+        "read_timeout" => "read_timeout_ms",
+        "write_timeout" => "write_timeout_ms",
+        "idle_timeout" => "idle_timeout_ms",
+        "handshake_timeout" => "handshake_timeout_ms",
+        "scrub_every" => "scrub_every_hours",
+        // Pings have no key in the file: it is the time between them that they do not fit.
+        "gossip.ping_every" => {
+            let allowed = "more than 4000: peers ping every two seconds, and one ping may be lost";
+            return ConfigError::Setting {
+                key: format!("{section}.idle_timeout_ms"),
+                value: "too short".to_owned(),
+                allowed,
+            };
+        }
+        key => key.trim_start_matches("peer.").trim_start_matches("gossip."),
+    };
+    ConfigError::Setting { key: format!("{section}.{key}"), value, allowed }
 }
 
 fn millis(time: Duration) -> u64 {
@@ -609,9 +717,26 @@ fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
 
 /// An address that says what one looks like when it is none.
 fn addr<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse()
-        .map_err(|_| D::Error::custom(format_args!("{text:?} is not IP:PORT; names are not looked up")))
+    ip_port(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn ip_port(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("{text:?} is not IP:PORT; names are not looked up"))
+}
+
+/// Seeds, checked where their line is known.
+fn seeds<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    struct Checked(String);
+    impl<'de> Deserialize<'de> for Checked {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            let text = String::deserialize(from)?;
+            match contact(&text) {
+                Ok(_) => Ok(Checked(text)),
+                Err(error) => Err(D::Error::custom(format_args!("{text:?} is no seed: {error}"))),
+            }
+        }
+    }
+    Ok(Vec::<Checked>::deserialize(from)?.into_iter().map(|Checked(text)| text).collect())
 }
 
 fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error> {
@@ -621,7 +746,16 @@ fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error
 }
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
-    text.parse().map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+    contact(text).map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+}
+
+/// A contact that can be dialled.
+fn contact(text: &str) -> Result<Contact, ContactError> {
+    let contact: Contact = text.parse()?;
+    match contact.addrs.is_empty() {
+        true => Err(ContactError::Addr { text: String::new() }),
+        false => Ok(contact),
+    }
 }
 
 #[cfg(test)]
@@ -709,6 +843,56 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_are_not_set_are_shown_as_comments() {
+        let config = Config::default();
+        let text = config.to_toml();
+        for (_, key, _) in OPTIONAL {
+            assert!(text.contains(&format!("\n# {key} = ")), "{key}: {text}");
+        }
+        assert_eq!(load(&text, &[], Flags::default()).unwrap(), config);
+        // Without the mark they are settings, in the section where they stand.
+        let all: String = text.lines().map(|line| format!("{}\n", line.trim_start_matches("# "))).collect();
+        let all = load(&all, &[], Flags::default()).unwrap();
+        assert_eq!((all.storage.quota_objects, all.storage.scrub_every_hours), (Some(1_000_000), Some(168)));
+        assert!(!all.to_toml().contains("# "), "{}", all.to_toml());
+    }
+
+    /// What passed here was refused when the node started.
+    #[test]
+    fn what_a_start_would_refuse_is_refused_before() {
+        let check = |text: &str| load(text, &[], Flags::default()).unwrap().check();
+        assert!(check("").is_ok());
+        assert!(check("[net]\nlisten = [\"0.0.0.0:1\"]\nexternal = [\"192.0.2.7:1\"]\n").is_ok());
+        assert!(check("[net]\nlisten = []\n[dht]\nserver = false\n").is_ok());
+        for (text, words) in [
+            (
+                "[net]\nlisten = [\"0.0.0.0:4710\"]\n",
+                "net.external is not set and net.listen is 0.0.0.0; set net.external = [\"YOUR_IP:4710\"]",
+            ),
+            (
+                "[net]\nexternal = [\"0.0.0.0:4710\"]\n",
+                "net.external has 0.0.0.0:4710, which nobody can dial; it is where others reach this node",
+            ),
+            (
+                "[net]\nlisten = []\n",
+                "net.listen and net.external are empty; set one of them, or dht.server = false",
+            ),
+            ("[storage]\ndrain_ms = 10\n", "storage.drain_ms is 10ms, allowed is 1 s to 5 s"),
+            ("[storage]\nmax_inflight = 0\n", "storage.max_inflight is 0, allowed is 1 or more"),
+            ("[overlay]\nmax_conns = 0\n", "overlay.max_conns is 0, allowed is 1..=1048576"),
+            ("[overlay]\nmax_rps = 0\n", "overlay.max_rps is 0, allowed is 1..=1048576"),
+            ("[overlay]\nread_timeout_ms = 0\n", "overlay.read_timeout_ms is 0 s, allowed is above zero"),
+            ("[overlay]\nmax_frame_bytes = 1\n", "overlay.max_frame_bytes is 1, allowed is 65830..=1048576"),
+            ("[overlay]\ntopics = [\"\", \"\"]\n", "overlay.topics: a topic has no name"),
+            ("[overlay]\ntopics = [\"a\", \"a\"]\n", "overlay.topics: \"a\" is there more than once"),
+        ] {
+            assert_eq!(check(text).unwrap_err().to_string(), words);
+        }
+        let short = check("[overlay]\nidle_timeout_ms = 1000\n").unwrap_err().to_string();
+        assert!(short.starts_with("overlay.idle_timeout_ms is too short"), "{short}");
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let message = |text: &str, variables: &[(&str, &str)]| {
             load(text, variables, Flags::default()).unwrap_err().to_string()
@@ -734,10 +918,15 @@ mod tests {
         }
         let section = message("", &[("REFD_NTE__LISTEN", "[]")]);
         assert!(section.contains("nte") && section.contains("net"), "{section}");
-        let seed = load("[dht]\nseeds = [\"nobody\"]\n", &[], Flags::default()).unwrap_err();
-        assert_eq!(seed.to_string(), "dht.seeds: \"nobody\"");
-        let why = std::error::Error::source(&seed).unwrap().to_string();
-        assert_eq!(why, "a contact is NODE_ID@IP:PORT, with further addresses behind commas");
+        let why = "a contact is NODE_ID@IP:PORT, with further addresses behind commas";
+        let seed = message("[dht]\nseeds = [\"nobody\"]\n", &[]);
+        assert!(seed.contains("line 2") && seed.contains(&format!("\"nobody\" is no seed: {why}")), "{seed}");
+        let unlisted = message(&format!("[dht]\nseeds = [\"{}@\"]\n", "1f".repeat(32)), &[]);
+        assert!(unlisted.contains("is not an IP address and a port"), "{unlisted}");
+        let flags = Flags { seed: vec!["nobody".to_owned()], ..Flags::default() };
+        let seed = load("", &[], flags).unwrap_err();
+        assert_eq!(seed.to_string(), "--seed \"nobody\"");
+        assert_eq!(std::error::Error::source(&seed).unwrap().to_string(), why);
         assert!(Config::load(Some(Path::new("/nonexistent")), std::iter::empty(), Flags::default()).is_err());
     }
 }

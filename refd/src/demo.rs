@@ -61,7 +61,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let server = serve(&nodes[1]).await?;
     let stored = server.store.put_bytes(HELLO.into(), soon()).await?;
     let content = stored.id;
-    println!("b keeps {} bytes as {content} and serves them: curl {}/o/{content}", stored.len, server.url);
+    println!("b keeps {} bytes as {content} and serves them on {}/o/{content}", stored.len, server.url);
     let kept = provide(&nodes[1], content).await?;
     println!("b provides {content}; {kept} nodes keep its signed record");
 

@@ -95,10 +95,8 @@ fn main() -> ExitCode {
     match perform(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("refd: {}", with_causes(&*error));
-            if let Some(hint) = client::hint(&*error) {
-                eprintln!("refd: {hint}");
-            }
+            let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));
+            eprintln!("refd: {}{hint}", with_causes(&*error));
             ExitCode::from(client::exit_code(&*error))
         }
     }
@@ -107,7 +105,11 @@ fn main() -> ExitCode {
 fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Run { config, flags } => {
-            let again = move || load(config.as_deref(), flags.clone());
+            let again = move || {
+                let config = load(config.as_deref(), flags.clone())?;
+                config.check()?;
+                Ok(config)
+            };
             runtime()?.block_on(assembly::run(again()?, again))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
@@ -119,6 +121,7 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
         Command::Demo => runtime()?.block_on(demo::run()),
         Command::CheckConfig { config } => {
             let mut config = load(config.as_deref(), Flags::default())?;
+            config.check()?;
             // A path that is not text has no form in the file, and stays a default.
             config.node.data_dir = config.data_dir().ok().filter(|dir| dir.to_str().is_some());
             print!("{}", config.to_toml());

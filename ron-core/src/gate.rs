@@ -86,7 +86,11 @@ impl GateSettings {
         GateSettings { client, total, newcomer_share: Ratio::HALF, clients: 32_768 }
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Whether these make sense, as [`Gate::new`] checks them.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfRange`] naming the limit that is zero or too large.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let GateSettings { client, total, .. } = self;
         check_range("gate.client.per_second", client.per_second, RATE_MAX, "1..=1000000000")?;
         check_range("gate.total.per_second", total.per_second, RATE_MAX, "1..=1000000000")?;

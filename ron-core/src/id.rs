@@ -293,7 +293,7 @@ fn tagged(bytes: &[u8], tag: u8, wrong: IdError) -> Result<&[u8], IdError> {
     }
 }
 
-fn write_hex(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(crate) fn write_hex(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut digits = [0; 64];
     HEXLOWER.encode_mut(bytes, &mut digits);
     f.write_str(std::str::from_utf8(&digits).expect("hex digits are ASCII"))
@@ -304,7 +304,7 @@ fn write_short(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
-fn read_hex(digits: &str) -> Result<[u8; 32], IdError> {
+pub(crate) fn read_hex(digits: &str) -> Result<[u8; 32], IdError> {
     if digits.len() != 64 {
         return Err(IdError::Length { found: digits.len() });
     }

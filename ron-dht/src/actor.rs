@@ -163,8 +163,11 @@ impl Node {
     async fn ask_seeds(&self, seeds: &[Contact], known: &[Contact]) -> usize {
         let deadline = Deadline::after(self.settings().rpc_timeout);
         let silent = if self.buckets.filled() == 0 { self.buckets.peers() } else { Vec::new() };
+        // A seed that has said itself where it is now is there, whatever it was given to us with.
+        let begin_with = seeds.iter().chain(known).filter(|seed| seed.id != self.id);
+        let begin_with: Vec<Contact> = begin_with.map(|seed| self.lead(seed.clone()).contact).collect();
         let mut asked = InFlight::new();
-        for seed in seeds.iter().chain(known).filter(|seed| seed.id != self.id) {
+        for seed in &begin_with {
             asked.push(1, self.ping(seed, true, deadline));
         }
         for peer in silent.iter().take(SILENT_TRIED) {

@@ -33,22 +33,29 @@ pub enum DhtError {
         /// What was being done.
         op: &'static str,
     },
-    /// Nobody to ask, since no other node is known yet (`dht.seeds`), or the node is stopping (`dht tasks`). The first
-    /// node of a network, without seeds, says so until another comes, though it counts as ready: it has nobody to wait
-    /// for. [`Dht::joined`](crate::Dht::joined) waits.
-    #[error("not ready, {} ({gate})", if *.gate == "dht.seeds" { "no peer is known" } else { "stopping" })]
+    /// Nobody to ask: no other node is known yet (`dht.seeds`), all that are known are silent (`dht.buckets`), or the node
+    /// is stopping (`dht tasks`). The first node of a network, without seeds, says so until another comes, though it counts
+    /// as ready: it has nobody to wait for. [`Dht::joined`](crate::Dht::joined) waits.
+    #[error("not ready, {} ({gate})", match *.gate {
+        "dht.seeds" => "no peer is known",
+        "dht.buckets" => "no peer that is known answers",
+        _ => "stopping",
+    })]
     NotReady {
         /// Which gate of readiness it is about.
         gate: &'static str,
     },
     /// No peer kept the record. Ask again later.
-    #[error("none of {asked} peers kept it")]
+    #[error("{}", match .asked {
+        0 => "no peer near the key answered, so none kept it".to_owned(),
+        asked => format!("none of {asked} peers kept it"),
+    })]
     NotKept {
         /// How many were asked.
         asked: usize,
     },
     /// Another value is held than was expected. Read it, and write on top of it.
-    #[error("sequence {held} is held")]
+    #[error("sequence {held} is held already, which is not what the write expects to replace")]
     Conflict {
         /// The sequence number that peers hold.
         held: u64,
@@ -57,20 +64,42 @@ pub enum DhtError {
     #[error("not found")]
     NotFound,
     /// The value, or what was said about it, does not make a record.
-    #[error("not a valid record")]
-    Record(#[from] RecordError),
+    #[error("not a valid record: {0}")]
+    Record(RecordError),
     /// The settings do not fit.
-    #[error("settings")]
-    Config(#[from] ConfigError),
+    #[error("settings: {0}")]
+    Config(ConfigError),
     /// The endpoint does not carry the protocol.
-    #[error("endpoint")]
-    Net(#[from] NetError),
+    #[error("endpoint: {}", match .0 {
+        NetError::BadProtocol { .. } => "it has a DHT already; one node is one endpoint".to_owned(),
+        error => error.to_string(),
+    })]
+    Net(NetError),
     /// The records or the schedule could not be read or written.
     #[error("store: {message}")]
     Store {
         /// What the disk said.
         message: String,
     },
+}
+
+// By hand, since an error's text has all of it: a cause that says it once more would be read twice.
+impl From<RecordError> for DhtError {
+    fn from(error: RecordError) -> Self {
+        DhtError::Record(error)
+    }
+}
+
+impl From<ConfigError> for DhtError {
+    fn from(error: ConfigError) -> Self {
+        DhtError::Config(error)
+    }
+}
+
+impl From<NetError> for DhtError {
+    fn from(error: NetError) -> Self {
+        DhtError::Net(error)
+    }
 }
 
 ron_core::refusals!(DhtError {

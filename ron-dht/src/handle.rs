@@ -104,9 +104,10 @@ pub struct Status {
     pub peers: usize,
     /// Buckets of it that have peers.
     pub buckets: usize,
-    /// How many nodes there seem to be; nothing before the first search.
+    /// How many nodes there seem to be; nothing before the first search. See [`Dht::network_size`].
     pub network_size: Option<f64>,
-    /// Records kept for others.
+    /// Records kept: for others, and copies of this node's own. A withdrawal is a record too, kept until what it takes back
+    /// would have expired, so that nobody's late copy brings it back.
     pub records: usize,
     /// What those take, in bytes.
     pub record_bytes: usize,
@@ -124,6 +125,8 @@ pub struct Builder {
     seeds: Vec<Contact>,
     external: Vec<SocketAddr>,
     settings: Settings,
+    /// Beside the settings, so that it holds in whatever order it is said.
+    is_client: bool,
     data: Option<(Arc<dyn Disk>, PathBuf)>,
     seed: Option<u64>,
     unix: Option<UnixClock>,
@@ -153,23 +156,25 @@ impl Builder {
         self
     }
 
-    /// Asks and is not asked: for programs that come and go.
+    /// Asks and is not asked: for programs that come and go. Holds whatever [`settings`](Self::settings) say.
     #[must_use]
     pub fn client(mut self) -> Self {
-        self.settings.server = false;
+        self.is_client = true;
         self
     }
 
     /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`,
     /// usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`]. What is said to be kept is then on disk. In memory
-    /// only without it.
+    /// only without it. A node that comes back at another address says all its keys again at once, since nobody would
+    /// reach it by what it said before.
     #[must_use]
     pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         self.data = Some((disk, path.into()));
         self
     }
 
-    /// Other knobs than the default ones. Replaces what was set before.
+    /// Other knobs than the default ones. Replaces what was set before, the [preset](Self::preset) included; only
+    /// [`client`](Self::client) stays.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -206,11 +211,13 @@ impl Builder {
     /// has the directory.
     pub async fn start(self, endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Dht, DhtError> {
         self.check_told(endpoint)?;
+        self.check_seeds()?;
         let identity = Arc::new(endpoint.identity().clone());
         let external = self.external.clone();
         let links = peers_settings(&self.settings);
+        let seeds = self.seeds.iter().map(|seed| seed.id).collect();
         let network = |answers, group: &Supervisor| -> Result<Arc<dyn Network>, DhtError> {
-            Ok(Arc::new(Links::start(endpoint, answers, links, external, group)?))
+            Ok(Arc::new(Links::start(endpoint, answers, links, external, seeds, group)?))
         };
         self.start_on(identity, supervisor, network).await
     }
@@ -219,13 +226,34 @@ impl Builder {
     /// it nor they would say why.
     fn check_told(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
         let told = if self.external.is_empty() { endpoint.local_addrs() } else { &self.external };
-        match told.iter().find(|addr| addr.ip().is_unspecified()) {
-            Some(addr) if self.settings.server => Err(ConfigError::OutOfRange {
+        if self.is_client || !self.settings.server {
+            return Ok(());
+        }
+        let undialable = told.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0);
+        match undialable {
+            Some(addr) => Err(ConfigError::OutOfRange {
                 key: "external",
                 value: addr.to_string(),
                 allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
             }),
-            _ => Ok(()),
+            None if told.is_empty() => Err(ConfigError::OutOfRange {
+                key: "external",
+                value: "no address".to_owned(),
+                allowed: "an address that others can dial: listen, set external, or be a client()",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// A client's contact has no address, and nobody can begin with it.
+    fn check_seeds(&self) -> Result<(), ConfigError> {
+        match self.seeds.iter().find(|seed| seed.addrs.is_empty()) {
+            Some(seed) => Err(ConfigError::OutOfRange {
+                key: "seeds",
+                value: seed.to_string(),
+                allowed: "NODE_ID@IP:PORT: a client has no address and cannot be a seed",
+            }),
+            None => Ok(()),
         }
     }
 
@@ -240,7 +268,8 @@ impl Builder {
         supervisor: &Supervisor,
         network: impl FnOnce(Weak<dyn Answers>, &Supervisor) -> Result<Arc<dyn Network>, DhtError>,
     ) -> Result<Dht, DhtError> {
-        let Builder { seeds, settings, data, seed, unix, metrics, .. } = self;
+        let Builder { seeds, mut settings, is_client, data, seed, unix, metrics, .. } = self;
+        settings.server &= !is_client;
         settings.check()?;
         let work = WORK.with_capacity(Capacity::new("work_lane", settings.work_lane)?);
         let workers = settings.workers;
@@ -261,6 +290,10 @@ impl Builder {
         let parts = Parts { identity, settings, seed, unix };
         let (node, pings) = Node::new(parts, epoch, keeping, &group)?;
         node.connect(network(node.this.clone(), &group)?);
+        let due = node.keeping.with(|kept| kept.store.on_addrs(&node.network().listening()));
+        if due > 0 {
+            tracing::info!(due, "elsewhere than before: our keys are said again");
+        }
 
         let spec = PoolSpec { lane: work, task: LOOKUP, workers };
         let pool = Pool::start(&group, spec, |job: Job, _| job());
@@ -373,15 +406,18 @@ impl Dht {
     }
 
     /// Says that this node provides `key`, to the peers nearest to it, and says so again every
-    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw). Dropping the future ends this attempt; if it
-    /// had begun, the key stays ours, and the republisher says it.
+    /// [`republish`](Settings::republish) until [`withdraw`](Self::withdraw), and at once after a restart at another address.
+    /// Dropping the future ends this attempt; if it had begun, the key stays ours, and the republisher says it. A node that
+    /// is alone has nobody to tell: that is [`DhtError::NotReady`], nothing is noted, and the call is to be made again once
+    /// [`joined`](Self::joined).
     ///
     /// # Errors
     /// [`DhtError::NotKept`] when no peer took the record (the republisher tries again), [`DhtError::Store`] if the
     /// disk did not take the key, [`DhtError::NotReady`], [`DhtError::Busy`], [`DhtError::Timeout`].
     pub async fn provide(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Published, DhtError> {
         let plan = self.plan(key.into(), Goal::Closest, deadline)?;
-        self.run("provide", deadline, move |node| async move { node.provide(plan).await }).await?
+        let done = self.run("provide", deadline, move |node| async move { node.provide(plan).await }).await?;
+        asked_in_time("provide", deadline, done)
     }
 
     /// As [`provide`](Self::provide) for many keys at once, with far fewer searches than keys: a hundred thousand are a
@@ -441,13 +477,16 @@ impl Dht {
     }
 
     /// Takes back that this node provides `key`. Dropping the future ends the attempt; peers that were not told forget
-    /// the record when it expires.
+    /// the record when it expires. The withdrawal is a record that peers keep in its place for as long, so
+    /// [`Status::records`] does not shrink at once.
     ///
     /// # Errors
     /// As [`provide`](Self::provide).
     pub async fn withdraw(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Published, DhtError> {
         let plan = self.plan(key.into(), Goal::Closest, deadline)?;
-        self.run("withdraw", deadline, move |node| async move { node.withdraw(plan).await }).await?
+        let done =
+            self.run("withdraw", deadline, move |node| async move { node.withdraw(plan).await }).await?;
+        asked_in_time("withdraw", deadline, done)
     }
 
     /// Stores `data` under its hash, and returns that. Peers keep it for twice [`republish`](Settings::republish), a day
@@ -460,20 +499,22 @@ impl Dht {
         let value = Value::immutable(data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
-        self.run("put", deadline, move |node| async move { node.put(plan, value, None).await }).await??;
+        let done = self.run("put", deadline, move |node| async move { node.put(plan, value, None).await });
+        asked_in_time("put", deadline, done.await?)?;
         Ok(key)
     }
 
     /// The data whose hash is `key`. Dropping the future calls the search off.
     ///
     /// # Errors
-    /// [`DhtError::NotFound`] when the peers near the key do not have it; else as [`find_node`](Self::find_node).
+    /// [`DhtError::NotFound`] when the peers near the key do not have it, [`DhtError::Timeout`] when the deadline came
+    /// before that was known; else as [`find_node`](Self::find_node).
     pub async fn get(&self, key: impl Into<Key>, deadline: Deadline) -> Result<Bytes, DhtError> {
         let enough = NonZeroUsize::MIN;
         let plan = self.plan(key.into(), Goal::Found(enough), deadline)?;
         let found =
             self.run("get", deadline, move |node| async move { node.get(plan, Want::Immutable).await });
-        found.await?.map(|value| value.data().clone()).ok_or(DhtError::NotFound)
+        found_in_time("get", deadline, found.await?).map(|value| value.data().clone())
     }
 
     /// Stores `data` under this node's key and `salt`, as number `seq`, which begins with 1 and must grow with every
@@ -518,8 +559,9 @@ impl Dht {
         let value = Value::mutable(&self.node.identity, salt, seq, data, self.node.ttl)?;
         let key = value.key();
         let plan = self.plan(key, Goal::Closest, deadline)?;
-        self.run("put_mutable", deadline, move |node| async move { node.put(plan, value, expected).await })
-            .await??;
+        let done = self
+            .run("put_mutable", deadline, move |node| async move { node.put(plan, value, expected).await });
+        asked_in_time("put_mutable", deadline, done.await?)?;
         Ok(key)
     }
 
@@ -537,7 +579,7 @@ impl Dht {
         let plan = self.plan(Value::mutable_key(public_key, salt), Goal::Closest, deadline)?;
         let found =
             self.run("get_mutable", deadline, move |node| async move { node.get(plan, Want::Mutable).await });
-        found.await?.ok_or(DhtError::NotFound)
+        found_in_time("get_mutable", deadline, found.await?)
     }
 
     /// Who this node is.
@@ -564,7 +606,9 @@ impl Dht {
         self.node.buckets.peers()
     }
 
-    /// How many nodes there seem to be; nothing before the first search.
+    /// How many nodes there seem to be, judged by how near the nearest are to random points; nothing before the first
+    /// search. An estimate, rough where there are only a few, and without clients, who are in no table: for deciding how far to
+    /// look, not for counting heads.
     #[must_use]
     pub fn network_size(&self) -> Option<f64> {
         self.node.estimate.lock().nodes()
@@ -581,19 +625,32 @@ impl Dht {
     /// when the second has come. Dropping the future is harmless.
     ///
     /// # Errors
-    /// [`DhtError::Timeout`], [`DhtError::Canceled`] when the node stops.
+    /// [`DhtError::Timeout`], which says what is missing; [`DhtError::Canceled`] when the node stops.
     pub async fn joined(&self, deadline: Deadline) -> Result<(), DhtError> {
         let mut joined = self.node.joined.watch();
         let stop = self.node.stop();
         while !**joined.get() {
             let changed = deadline.limit("join", joined.changed());
-            tokio::select! {
+            let changed = tokio::select! {
                 biased;
                 () = stop.requested() => return Err(DhtError::Canceled),
-                changed = changed => changed?,
-            }
+                changed = changed => changed,
+            };
+            changed.map_err(|error| match DhtError::from(error) {
+                DhtError::Timeout { .. } => DhtError::Timeout { op: self.why_not_joined() },
+                error => error,
+            })?;
         }
         Ok(())
+    }
+
+    /// What joining waits for, in the words of a [`DhtError::Timeout`].
+    fn why_not_joined(&self) -> &'static str {
+        match (self.node.buckets.filled(), self.node.buckets.peers().is_empty()) {
+            (0, true) => "join (no seed has answered and nobody has come; see dht.seeds in ready())",
+            (0, false) => "join (no peer that is known answers; see dht.seeds in ready())",
+            _ => "join (the table is not filled yet; see dht.buckets in ready())",
+        }
     }
 
     /// How the node is doing.
@@ -657,6 +714,7 @@ impl Dht {
     fn check_ready(&self) -> Result<(), DhtError> {
         let (phase, gate) = match self.group.phase() {
             Phase::Running if self.node.buckets.filled() > 0 => return Ok(()),
+            Phase::Running if !self.node.buckets.peers().is_empty() => ("bootstrap", "dht.buckets"),
             Phase::Running => ("bootstrap", "dht.seeds"),
             Phase::Draining => ("drain", "dht tasks"),
             _ => return Err(DhtError::Canceled),
@@ -691,6 +749,20 @@ impl Dht {
         let done = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         done.ok_or(DhtError::Canceled)
     }
+}
+
+/// Who had no time to ask anybody knows nothing of what they would have kept.
+fn asked_in_time<T>(op: &'static str, deadline: Deadline, done: Result<T, DhtError>) -> Result<T, DhtError> {
+    match done {
+        Err(DhtError::NotKept { asked: 0 }) if deadline.has_passed() => Err(DhtError::Timeout { op }),
+        done => done,
+    }
+}
+
+/// Nothing, found in time, is an answer; a search that was cut short has none.
+fn found_in_time<T>(op: &'static str, deadline: Deadline, found: Option<T>) -> Result<T, DhtError> {
+    let missing = if deadline.has_passed() { DhtError::Timeout { op } } else { DhtError::NotFound };
+    found.ok_or(missing)
 }
 
 /// Providers as they are found.

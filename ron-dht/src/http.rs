@@ -4,14 +4,16 @@
 //! |---|---|
 //! | `GET /status` | who the node is, how full its table and its store are, whether it is ready and if not why |
 //! | `GET /peers` | the routing table |
-//! | `GET /find_node/{key}?timeout_ms=` | the peers nearest to a key, and how they were found |
-//! | `GET /providers/{key}?limit=&timeout_ms=` | those who provide a key; with `accept: application/x-ndjson` one a line, as they are found, and the verdict last |
+//! | `GET /find_node/{key}?timeout_ms=&trace=` | the peers nearest to a key, and how they were found |
+//! | `GET /providers/{key}?limit=&timeout_ms=&trace=` | those who provide a key; with `accept: application/x-ndjson` one a line, as they are found, and the verdict last |
 //! | `POST /provide/{key}` | says that this node provides a key; with [`mutations`] |
 //! | `DELETE /provide/{key}` | takes it back; with [`mutations`] |
 //!
-//! A key is 64 hex digits, or the name of some content as `b3:…` or as a CID. What is refused is answered as
+//! A key is 64 lowercase hex digits, or the name of some content as `b3:…` or as a CID. What is refused is answered as
 //! `application/problem+json`, see [`ron_core::http::Problem`]. `timeout_ms` is 5 000 unless given and 60 000 at most, `limit`
-//! 20 and 256.
+//! 20 and 256. With `trace=1` the verdict has every question of the search: who was asked when (in milliseconds since it
+//! began), how many hops away it is, how long it took, and what came of it: `answered` with how many peers it named and
+//! how much of what it brought was new, `silent`, `canceled`, or how it failed.
 //!
 //! The routers are of axum 0.8 and go into any of its apps; behind a [`ron_core::http::Server`] they have its limits and
 //! deadlines too.
@@ -52,7 +54,9 @@ use ron_core::{
 };
 use serde::Serialize;
 
-use crate::{Contact, Dht, DhtError, Entry, Found, Key, Provider, Published, Verdict};
+use crate::{
+    Asked as Question, Contact, Dht, DhtError, Entry, Found, Key, Outcome, Provider, Published, Verdict,
+};
 
 /// Requests in work at once. Searches are bounded by the lookup pool as well; these wait for it.
 const IN_FLIGHT: u32 = 256;
@@ -149,6 +153,22 @@ struct VerdictBody {
     hops: u8,
     rpcs: usize,
     hedges: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<QuestionBody>>,
+}
+
+#[derive(Serialize)]
+struct QuestionBody {
+    peer: String,
+    hop: u8,
+    at_ms: f64,
+    took_ms: Option<f64>,
+    hedge: bool,
+    outcome: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    named: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -194,11 +214,42 @@ impl From<Provider> for ProviderBody {
     }
 }
 
-impl From<&Verdict> for VerdictBody {
-    fn from(verdict: &Verdict) -> Self {
+impl VerdictBody {
+    fn of(verdict: &Verdict, is_traced: bool) -> Self {
         let Verdict { reason, found, hops, rpcs, hedges, .. } = *verdict;
-        VerdictBody { reason: reason.name(), found, hops, rpcs, hedges }
+        let trace = is_traced.then(|| verdict.trace.iter().map(QuestionBody::from).collect());
+        VerdictBody { reason: reason.name(), found, hops, rpcs, hedges, trace }
     }
+}
+
+impl From<&Question> for QuestionBody {
+    fn from(question: &Question) -> Self {
+        let (outcome, named, found) = match question.outcome {
+            Outcome::Answered { named, found } => ("answered".to_owned(), Some(named), Some(found)),
+            Outcome::Failed(failure) => {
+                // In one word, whatever else is known of it.
+                let words = format!("{failure:?}").to_lowercase();
+                (words.split(' ').next().unwrap_or_default().to_owned(), None, None)
+            }
+            Outcome::Silent => ("silent".to_owned(), None, None),
+            Outcome::Canceled => ("canceled".to_owned(), None, None),
+        };
+        QuestionBody {
+            peer: question.peer.to_string(),
+            hop: question.hop,
+            at_ms: millis(question.at),
+            took_ms: question.took.map(millis),
+            hedge: question.hedge,
+            outcome,
+            named,
+            found,
+        }
+    }
+}
+
+/// To a microsecond, which is as much as anybody reads.
+fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
 }
 
 async fn status(State(dht): State<Dht>) -> Json<StatusBody> {
@@ -234,12 +285,12 @@ async fn find_node(
     Path(key): Path<String>,
     request: Request,
 ) -> Result<Json<ClosestBody>, Problem> {
-    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
-    let closest = dht.find_node(key, asked.deadline).await?;
+    let (key, asked) = (parse(&key)?, Asked::of(&request, &["trace"])?);
+    let closest = dht.find_node(key, asked.deadline).await.map_err(refused)?;
     Ok(Json(ClosestBody {
         key: key.to_string(),
         peers: closest.peers.iter().map(ContactBody::from).collect(),
-        verdict: VerdictBody::from(&closest.verdict),
+        verdict: VerdictBody::of(&closest.verdict, asked.is_traced),
     }))
 }
 
@@ -248,21 +299,21 @@ async fn providers(
     Path(key): Path<String>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (key, asked) = (parse(&key)?, Asked::of(&request, true)?);
-    let mut found = dht.find_providers(key, asked.limit, asked.deadline)?;
+    let (key, asked) = (parse(&key)?, Asked::of(&request, &["limit", "trace"])?);
+    let mut found = dht.find_providers(key, asked.limit, asked.deadline).map_err(refused)?;
     // The first before the head of the answer: a search that never ran is a refusal and not an empty list.
-    let first = found.next().await?;
+    let first = found.next().await.map_err(refused)?;
     if asked.is_streamed {
-        let lines = Lines { first, next: Next::Idle(Box::new(found)) };
+        let lines = Lines { first, next: Next::Idle(Box::new(found)), is_traced: asked.is_traced };
         let mut response = Response::new(Body::new(lines));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON));
         return Ok(response);
     }
     let mut providers: Vec<ProviderBody> = first.into_iter().map(ProviderBody::from).collect();
-    while let Some(provider) = found.next().await? {
+    while let Some(provider) = found.next().await.map_err(refused)? {
         providers.push(provider.into());
     }
-    let verdict = found.verdict().map(VerdictBody::from);
+    let verdict = found.verdict().map(|verdict| VerdictBody::of(verdict, asked.is_traced));
     Ok(Json(ProvidersBody { key: key.to_string(), providers, verdict }).into_response())
 }
 
@@ -271,8 +322,8 @@ async fn provide(
     Path(key): Path<String>,
     request: Request,
 ) -> Result<Json<PublishedBody>, Problem> {
-    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
-    Ok(published(key, &dht.provide(key, asked.deadline).await?))
+    let (key, asked) = (parse(&key)?, Asked::of(&request, NOTHING_MORE)?);
+    Ok(published(key, &dht.provide(key, asked.deadline).await.map_err(refused)?))
 }
 
 async fn withdraw(
@@ -280,19 +331,30 @@ async fn withdraw(
     Path(key): Path<String>,
     request: Request,
 ) -> Result<Json<PublishedBody>, Problem> {
-    let (key, asked) = (parse(&key)?, Asked::of(&request, false)?);
-    Ok(published(key, &dht.withdraw(key, asked.deadline).await?))
+    let (key, asked) = (parse(&key)?, Asked::of(&request, NOTHING_MORE)?);
+    Ok(published(key, &dht.withdraw(key, asked.deadline).await.map_err(refused)?))
 }
 
 fn published(key: Key, published: &Published) -> Json<PublishedBody> {
     Json(PublishedBody { key: key.to_string(), kept: published.kept, asked: published.asked })
 }
 
+/// A refusal, and what to do about the one that everybody meets first.
+fn refused(error: DhtError) -> Problem {
+    let is_alone = matches!(error, DhtError::NotReady { gate: "dht.seeds" });
+    let problem = Problem::from(error);
+    match is_alone {
+        true => problem
+            .hint("this node knows no other: start a second one with this one as its seed, or give it seeds"),
+        false => problem,
+    }
+}
+
 fn parse(key: &str) -> Result<Key, Problem> {
     let refused = |error: ron_core::IdError| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_key", "this is no key")
             .detail(error.to_string())
-            .hint("64 hex digits, `b3:` and 64 hex digits, or a CIDv1 of raw bytes and BLAKE3")
+            .hint("64 lowercase hex digits, `b3:` and those, or a CIDv1 of raw bytes and BLAKE3")
     };
     key.parse().map_err(refused)
 }
@@ -301,16 +363,21 @@ fn parse(key: &str) -> Result<Key, Problem> {
 struct Asked {
     deadline: Deadline,
     limit: NonZeroUsize,
+    is_traced: bool,
     is_streamed: bool,
 }
 
+/// Parameters of a route beside `timeout_ms`, which all have.
+const NOTHING_MORE: &[&str] = &[];
+
 impl Asked {
-    fn of(request: &Request, has_limit: bool) -> Result<Self, Problem> {
+    /// Reads what a route with these parameters beside `timeout_ms` is asked.
+    fn of(request: &Request, parameters: &[&str]) -> Result<Self, Problem> {
         let bad = |what: &str| {
             Problem::new(StatusCode::BAD_REQUEST, "bad_query", "a parameter is not what it should be")
                 .detail(what)
         };
-        let (mut timeout, mut limit) = (TIMEOUT, LIMIT);
+        let (mut timeout, mut limit, mut is_traced) = (TIMEOUT, LIMIT, false);
         for part in request.uri().query().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match name {
@@ -318,13 +385,22 @@ impl Asked {
                     let millis: u64 = value.parse().map_err(|_| bad("timeout_ms is a number"))?;
                     timeout = Duration::from_millis(millis).min(TIMEOUT_MAX);
                 }
-                "limit" if has_limit => {
+                "trace" if parameters.contains(&name) => {
+                    is_traced = match value {
+                        "1" | "true" => true,
+                        "0" | "false" => false,
+                        _ => return Err(bad("trace is 1 or 0")),
+                    };
+                }
+                "limit" if parameters.contains(&name) => {
                     let parsed: NonZeroUsize =
                         value.parse().map_err(|_| bad("limit is a number above zero"))?;
                     limit = parsed.min(const { NonZeroUsize::new(LIMIT_MAX).expect("not zero") });
                 }
-                _ if has_limit => return Err(bad("only limit and timeout_ms are parameters here")),
-                _ => return Err(bad("only timeout_ms is a parameter here")),
+                _ => {
+                    let known = [&["timeout_ms"], parameters].concat().join(", ");
+                    return Err(bad(&format!("{name:?} is no parameter here; there are: {known}")));
+                }
             }
         }
         let deadline = Deadline::after(timeout);
@@ -333,7 +409,7 @@ impl Asked {
             request.extensions().get::<Deadline>().map_or(deadline, |outer| (*outer).min(deadline));
         let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
         let is_streamed = accept.is_some_and(|accept| accept.contains(NDJSON));
-        Ok(Asked { deadline, limit, is_streamed })
+        Ok(Asked { deadline, limit, is_traced, is_streamed })
     }
 }
 
@@ -341,6 +417,7 @@ impl Asked {
 struct Lines {
     first: Option<Provider>,
     next: Next,
+    is_traced: bool,
 }
 
 type NextProvider = Result<Option<Provider>, DhtError>;
@@ -389,7 +466,11 @@ impl http_body::Body for Lines {
                             this.next = Next::Idle(found);
                             line(&ProviderBody::from(provider))
                         }
-                        Ok(None) => line(&LastLine::Verdict(found.verdict().map(VerdictBody::from))),
+                        Ok(None) => {
+                            let verdict =
+                                found.verdict().map(|verdict| VerdictBody::of(verdict, this.is_traced));
+                            line(&LastLine::Verdict(verdict))
+                        }
                         Err(error) => line(&LastLine::Error(&error.to_string())),
                     };
                     return Poll::Ready(Some(Ok(frame)));

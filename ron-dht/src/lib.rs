@@ -6,6 +6,15 @@
 //!
 //! # A node in fifteen lines
 //!
+//! In `Cargo.toml`, with a path or a git address, as nothing is released yet:
+//!
+//! ```toml
+//! [dependencies]
+//! ron-core = { path = "../ron/ron-core", features = ["net"] }
+//! ron-dht = { path = "../ron/ron-dht" } # features = ["http"] for its routes, and then axum = "0.8" for the router
+//! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
+//! ```
+//!
 //! Two of them, over TLS on the loopback interface: one provides, the other finds out.
 //!
 //! ```
@@ -34,6 +43,10 @@
 //!     Ok(())
 //! }
 //! ```
+//!
+//! Keep `host` for as long as the node should run: everything lives under it, and dropping the last clone of a
+//! [`Supervisor`](ron_core::Supervisor) stops it. `examples/node.rs` goes on from here: values, compare-and-swap, many keys,
+//! a trace, a restart at another address and the routes.
 //!
 //! # What it does
 //!
@@ -96,13 +109,14 @@ pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found, Status};
 pub use logic::{
     Contact, ContactError, Key, Rtt,
-    lookup::{Asked, LookupSettings, Outcome, Reason, Verdict},
+    lookup::{Asked, Failure, LookupSettings, Outcome, Reason, Verdict},
     records::Limits,
     signed::{ProviderRecord, Record, RecordError, Signer, Value, Verified},
     table::Entry,
 };
 pub use publish::{Provider, Published};
 pub use republish::{ProvideMany, ProvideProgress};
+pub use ron_core::Distance;
 pub use settings::{Preset, Settings};
 
 /// What a node may bring to a running program: its queues, tasks and locks.

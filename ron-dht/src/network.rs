@@ -6,12 +6,15 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use ron_core::{
-    Deadline, LaneSpec, Supervisor,
+    Deadline, LaneSpec, NodeId, Supervisor,
     net::{
         BoxFuture, Endpoint, NetError,
         oap::Code,
@@ -87,6 +90,26 @@ pub(crate) struct Links {
     peers: Peers,
     /// Where others can reach us, if it is not where we listen.
     external: Vec<SocketAddr>,
+    seeds: Arc<Seeds>,
+}
+
+/// Whom the host gave us to begin with. If somebody else is where one of them should be, the host is told.
+#[derive(Debug)]
+struct Seeds {
+    ids: Vec<NodeId>,
+    /// Whether that was told: once is enough, and an impostor may change its name as often as it likes.
+    is_told: AtomicBool,
+}
+
+impl Seeds {
+    fn on_unreachable(&self, error: &RpcError) {
+        let RpcError::Unreachable { error: NetError::WrongIdentity { expected, found }, .. } = error else {
+            return;
+        };
+        if self.ids.contains(expected) && !self.is_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%expected, %found, "a seed is not who answers at its address; is its id or address old?");
+        }
+    }
 }
 
 impl Links {
@@ -95,10 +118,12 @@ impl Links {
         answers: Weak<dyn Answers>,
         settings: PeersSettings,
         external: Vec<SocketAddr>,
+        seeds: Vec<NodeId>,
         supervisor: &Supervisor,
     ) -> Result<Self, NetError> {
         let service = Arc::new(Listener { answers });
-        Ok(Links { peers: Peers::start(endpoint, PROTOCOL, service, settings, supervisor)?, external })
+        let seeds = Arc::new(Seeds { ids: seeds, is_told: AtomicBool::new(false) });
+        Ok(Links { peers: Peers::start(endpoint, PROTOCOL, service, settings, supervisor)?, external, seeds })
     }
 }
 
@@ -109,14 +134,17 @@ impl Network for Links {
         request: Arc<Request>,
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Reply, Failure>> {
-        let (peers, to) = (self.peers.clone(), to.clone());
+        let (peers, seeds, to) = (self.peers.clone(), Arc::clone(&self.seeds), to.clone());
         Box::pin(async move {
             let session = match peers.get(to.id) {
                 Some(session) => session,
                 // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
                 None => {
                     let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
-                    dialled.map_err(|error| failure(&error))?
+                    dialled.map_err(|error| {
+                        seeds.on_unreachable(&error);
+                        failure(&error)
+                    })?
                 }
             };
             let (number, body) = request.encode();

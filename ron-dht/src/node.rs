@@ -24,7 +24,7 @@ use crate::{
         estimate::SizeEstimate,
         lookup::{Reason, Verdict},
         signed::{ProviderRecord, RecordError, Value, Verified},
-        table::K,
+        table::{Entry, K},
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want, method},
     },
     metrics::{
@@ -291,10 +291,13 @@ impl Node {
         }
     }
 
-    /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
+    /// A peer says where it takes calls. If we do not know it, or not to be there, or it was silent where we know it to
+    /// be, it is asked whether that is so. Only it can say this, over the link that its key has proven.
     fn introduced(&self, from: &Sender, listening: &[std::net::SocketAddr]) {
         let addrs = self.policy.usable(listening, from.ip);
-        if from.id != self.id && !addrs.is_empty() && self.buckets.look_at(&from.id, |_| ()).is_none() {
+        let is_old_news = |known: &Entry| !known.is_silent() && known.contact.addrs[..] == addrs[..];
+        let is_news = !self.buckets.look_at(&from.id, is_old_news).unwrap_or(false);
+        if from.id != self.id && !addrs.is_empty() && is_news {
             // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
             let to = Contact { id: from.id, addrs: addrs.into() };
             drop(self.pings.try_push(Errand { to, introduces: false }));

@@ -45,7 +45,8 @@ pub struct Provider {
     pub id: NodeId,
     /// Where it says it can be reached.
     pub addrs: Vec<SocketAddr>,
-    /// Its count of how often it said so.
+    /// The number of its record: of two records of one provider the higher one is newer. It is at least the second, since
+    /// 1970, in which the provider said so by its own clock; not a count.
     pub seq: u64,
 }
 

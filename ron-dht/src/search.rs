@@ -6,6 +6,7 @@
 use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use ron_core::{Deadline, NodeId, now};
+use tokio::time::Instant;
 
 use crate::{
     inflight::InFlight,
@@ -104,8 +105,10 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
             }
             Step::Wait { until } => until,
             Step::Done(mut verdict) => {
+                let start = node.since(began);
+                verdict.trace.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(start));
                 if let Some(wanted) = wanted.take().filter(|_| verdict.reason == Reason::Complete) {
-                    insist(node, &plan, &wanted, &request, &mut verdict).await;
+                    insist(node, &plan, (&wanted, began), &request, &mut verdict).await;
                 }
                 node.on_verdict(&plan, &verdict, now() - began);
                 learn_silence(node, &verdict).await;
@@ -157,7 +160,13 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
 
 /// Who looks for a node by its name wants that one and not its neighbours. If it did not answer, it is asked again,
 /// and this time waited for.
-async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Request>, verdict: &mut Verdict) {
+async fn insist(
+    node: &Node,
+    plan: &Plan,
+    (wanted, start): (&Contact, Instant),
+    request: &Arc<Request>,
+    verdict: &mut Verdict,
+) {
     let is_there = |verdict: &Verdict| verdict.closest.first().is_some_and(|first| first.id == wanted.id);
     let rpcs_max = usize::from(plan.settings.requests_max).min(verdict.rpcs + INSISTS);
     let hop = verdict.trace.iter().find(|asked| asked.peer == wanted.id).map_or(1, |asked| asked.hop);
@@ -175,7 +184,7 @@ async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Reques
             }
             Err(failure) => Outcome::Failed(failure),
         };
-        let at = node.since(began);
+        let at = began.saturating_duration_since(start);
         verdict.rpcs += 1;
         verdict.trace.push(Asked { peer: wanted.id, hop, at, took: Some(took), hedge: false, outcome });
     }
@@ -224,7 +233,7 @@ impl Node {
 
     /// Whom to ask when somebody names this peer. One that we know and that answers is where we know it to be: over a link
     /// that is open it would answer under any address, and the table would take a liar's word for where it is.
-    fn lead(&self, contact: Contact) -> Lead {
+    pub(crate) fn lead(&self, contact: Contact) -> Lead {
         let known = |entry: &Entry| (!entry.is_silent()).then(|| Lead::from(entry.clone()));
         self.buckets.look_at(&contact.id, known).flatten().unwrap_or(Lead { contact, rtt: Rtt::UNKNOWN })
     }

@@ -135,7 +135,11 @@ impl Settings {
         if self.preset == Preset::Public { AddressPolicy::Public } else { AddressPolicy::Local }
     }
 
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Whether these make sense, as a start checks them: for programs that read them from a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first setting that does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
         for (key, items) in [
             ("work_lane", self.work_lane),
             ("route_lane", self.route_lane),
@@ -158,7 +162,7 @@ impl Settings {
                 return Err(ConfigError::OutOfRange { key, value: "0 s".to_owned(), allowed: "above zero" });
             }
         }
-        Ok(())
+        self.gate().check()
     }
 
     pub(crate) fn gate(&self) -> GateSettings {

@@ -10,6 +10,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     path::Path,
     sync::{Arc, Weak},
     time::Duration,
@@ -36,6 +37,7 @@ const VALUE: u8 = 2;
 const PLANNED: u8 = 3;
 const UNPLANNED: u8 = 4;
 const PHASE: u8 = 5;
+const SAID_FROM: u8 = 6;
 
 /// Keys in one entry of the schedule: 24 KiB.
 const KEYS_PER_ENTRY: usize = 512;
@@ -122,6 +124,8 @@ struct Durable {
     unwritten: Vec<(u8, Bytes)>,
     /// Numbers the entries of the schedule.
     stamp: u64,
+    /// Where our own records say that we are, if that is known: see [`Store::on_addrs`].
+    said_from: Option<Vec<SocketAddr>>,
     rewriting: Weak<()>,
     slack_bytes: u64,
     /// How often a flush failed, and up to which of those everything has been written since.
@@ -171,13 +175,14 @@ impl Store {
             move || Loaded::read(&reader, settings, clock, phase)
         };
         let loaded = supervisor.blocking("dht_open", Deadline::after(OPENING), read).await??;
-        let Loaded { records, schedule, stamp, had_phase, mut opened } = loaded;
+        let Loaded { records, schedule, stamp, had_phase, said_from, mut opened } = loaded;
         opened.recovered = recovered;
         let mut durable = Durable {
             journal,
             reader,
             unwritten: Vec::new(),
             stamp,
+            said_from,
             rewriting: Weak::new(),
             slack_bytes: SLACK_SEGMENTS * u64::from(segment_bytes),
             lost: 0,
@@ -244,6 +249,22 @@ impl Store {
         let planned = Planned { seq: 0, published: None };
         self.write_planned(&added.iter().map(|key| (*key, planned)).collect::<Vec<_>>());
         added.len()
+    }
+
+    /// Notes where our records say from now on that we are. If that is elsewhere than the last run said, or unknown, all
+    /// keys are due at once, and how many those are is returned: nobody finds us by what was said.
+    pub(crate) fn on_addrs(&mut self, addrs: &[SocketAddr]) -> usize {
+        let Some(durable) = &mut self.durable else { return 0 };
+        let mut addrs = addrs.to_vec();
+        addrs.sort_unstable();
+        if durable.said_from.as_ref() == Some(&addrs) {
+            return 0;
+        }
+        durable.unwritten.push(said_from_entry(&addrs));
+        durable.said_from = Some(addrs);
+        let due = self.schedule.make_all_due();
+        self.write_planned(&due);
+        due.len()
     }
 
     /// Takes a key out of the schedule, and says what was known of it: its withdrawal needs the next number.
@@ -332,6 +353,7 @@ impl Store {
         let keep_from = segments.last()?.sequence;
         let stamp = durable.next_stamp();
         let mut entries = vec![(PHASE, Bytes::from(self.schedule.phase().to_be_bytes().to_vec()))];
+        entries.extend(durable.said_from.iter().map(|addrs| said_from_entry(addrs)));
         entries.extend(planned_entries(&self.schedule.iter().collect::<Vec<_>>(), stamp));
         entries.extend(self.records.kept().map(|kept| kept_entry(&kept, clock)));
         let under_way = Arc::new(());
@@ -445,6 +467,17 @@ fn kept_entry(kept: &Kept, clock: Clock) -> (u8, Bytes) {
     (if kept.is_value { VALUE } else { PROVIDER }, payload.into())
 }
 
+/// Addresses, sorted, with commas between them.
+fn said_from_entry(addrs: &[SocketAddr]) -> (u8, Bytes) {
+    let addrs: Vec<String> = addrs.iter().map(SocketAddr::to_string).collect();
+    (SAID_FROM, addrs.join(",").into())
+}
+
+fn read_said_from(payload: &[u8]) -> Option<Vec<SocketAddr>> {
+    let addrs = std::str::from_utf8(payload).ok()?.split(',').filter(|addr| !addr.is_empty());
+    addrs.map(|addr| addr.parse().ok()).collect()
+}
+
 fn planned_entries(planned: &[(Key, Planned)], stamp: u64) -> impl Iterator<Item = (u8, Bytes)> + '_ {
     planned.chunks(KEYS_PER_ENTRY).map(move |keys| {
         let mut payload = Vec::with_capacity(8 + keys.len() * 48);
@@ -464,6 +497,7 @@ struct Loaded {
     schedule: Schedule,
     stamp: u64,
     had_phase: bool,
+    said_from: Option<Vec<SocketAddr>>,
     opened: Opened,
 }
 
@@ -476,7 +510,7 @@ impl Loaded {
     ) -> Result<Self, JournalError> {
         let mut records = Records::new(settings.limits, settings.policy);
         let mut opened = Opened::default();
-        let mut kept_phase = None;
+        let (mut kept_phase, mut said_from) = (None, None);
         let mut last_stamp = 0;
         // For each key the entry with the highest stamp; of two with the same, the later one.
         let mut plans: BTreeMap<Key, (u64, Option<Planned>)> = BTreeMap::new();
@@ -514,6 +548,10 @@ impl Loaded {
                     payload.is_empty()
                 }),
                 PHASE => take_u64(&mut payload).map(|phase| kept_phase = Some(phase)).is_some(),
+                SAID_FROM => {
+                    said_from = read_said_from(payload);
+                    said_from.is_some()
+                }
                 _ => false,
             };
             opened.dropped += usize::from(!known);
@@ -525,7 +563,8 @@ impl Loaded {
             }
         }
         (opened.records, opened.planned) = (records.len(), schedule.len());
-        Ok(Loaded { records, schedule, stamp: last_stamp, had_phase: kept_phase.is_some(), opened })
+        let had_phase = kept_phase.is_some();
+        Ok(Loaded { records, schedule, stamp: last_stamp, had_phase, said_from, opened })
     }
 }
 

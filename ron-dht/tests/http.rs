@@ -127,6 +127,13 @@ async fn status_searches_and_mutations() {
     let near = ask(addr, "GET", &format!("/dht/find_node/{}", first.node_id()), "").await.json();
     assert_eq!(near["peers"][0]["id"], first.node_id().to_string());
     assert_eq!(near["verdict"]["rpcs"], 1);
+    assert_eq!(near["verdict"]["trace"], Value::Null);
+    let path_of_trace = format!("/dht/find_node/{}?trace=1", first.node_id());
+    let question = ask(addr, "GET", &path_of_trace, "").await.json()["verdict"]["trace"][0].clone();
+    assert_eq!((&question["peer"], &question["hop"]), (&first.node_id().to_string().into(), &Value::from(1)));
+    assert_eq!((&question["outcome"], &question["found"]), (&Value::from("answered"), &Value::from(0)));
+    assert!(question["at_ms"].as_f64().unwrap() < 5_000.0, "{question}");
+    assert!(question["took_ms"].is_number(), "{question}");
 
     assert_eq!(ask(addr, "DELETE", &path, "").await.status, 401);
     assert_eq!(ask(addr, "DELETE", &path, &authorized).await.status, 200);
@@ -140,6 +147,7 @@ async fn status_searches_and_mutations() {
         (&*format!("/dht/providers/{hex}?limits=1"), "bad_query"),
         (&*format!("/dht/find_node/{hex}?limit=1"), "bad_query"),
         (&*format!("/dht/find_node/{hex}?timeout_ms=soon"), "bad_query"),
+        (&*format!("/dht/find_node/{hex}?trace=yes"), "bad_query"),
     ] {
         let refused = ask(addr, "GET", path, "").await;
         assert_eq!((refused.status, &refused.json()["code"]), (400, &Value::from(code)), "{path}");
@@ -166,6 +174,7 @@ async fn alone_it_is_not_ready_and_says_so() {
         );
         assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
         assert_eq!(refused.json()["retryable"], true);
+        assert!(refused.body.contains("start a second one"), "{}", refused.body);
     }
     host.shutdown().await;
 }

@@ -131,7 +131,80 @@ async fn alone_there_is_nobody_to_ask() {
     let net = Net::of(1).await;
     let refused = net.node(0).find_node(ContentId::of(b"x"), soon()).await.unwrap_err();
     assert_eq!(refused, DhtError::NotReady { gate: "dht.seeds" });
+    let waited = net.node(0).joined(Deadline::after(Duration::from_millis(1))).await.unwrap_err();
+    assert!(waited.to_string().starts_with("join (no seed has answered and nobody has come;"), "{waited}");
     net.stop().await;
+}
+
+/// A node of `identity` on a free port, which closes links that nobody used for a while.
+async fn restless(identity: &Identity, seeds: Vec<Contact>) -> (Dht, Supervisor) {
+    let host = Supervisor::new("node");
+    let endpoint = Endpoint::builder(identity.clone()).listen("127.0.0.1:0".parse().unwrap());
+    let settings = Settings { idle_timeout: Duration::from_millis(300), ..Settings::default() };
+    let dht = Dht::builder().settings(settings).seeds(seeds);
+    (dht.start(&endpoint.start(&host).unwrap(), &host).await.unwrap(), host)
+}
+
+/// Peers kept the address that they had first heard, whatever the node said later, and told it to others for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_back_at_another_address_is_found_there() {
+    let identities: Vec<Identity> = (0..3).map(|_| Identity::generate().unwrap()).collect();
+    let (first, first_host) = restless(&identities[0], vec![]).await;
+    let (second, second_host) = restless(&identities[1], vec![first.contact()]).await;
+    let (mover, mover_host) = restless(&identities[2], vec![first.contact()]).await;
+    let knows = async |dht: &Dht, contact: Contact| {
+        let known = async {
+            while !dht.peers().iter().any(|entry| entry.contact == contact) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let known = tokio::time::timeout(Duration::from_secs(10), known).await;
+        known.unwrap_or_else(|_| panic!("{contact} among {:?}", dht.peers()));
+    };
+    for dht in [&first, &second] {
+        knows(dht, mover.contact()).await;
+    }
+    let before = mover.contact();
+    // It has run for a while: what a node says of itself is looked into once in some seconds.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    mover_host.shutdown().await;
+    let (mover, mover_host) = restless(&identities[2], vec![first.contact()]).await;
+    assert_ne!(mover.contact(), before);
+    for dht in [&first, &second] {
+        knows(dht, mover.contact()).await;
+    }
+    // Past the time after which links close, so that it has to be dialled.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (third, third_host) =
+        restless(&Identity::generate().unwrap(), vec![first.contact(), second.contact()]).await;
+    third.joined(soon()).await.unwrap();
+    let found = third.find_node(mover.node_id(), soon()).await.unwrap();
+    assert_eq!(found.peers[0], mover.contact());
+    for host in [third_host, mover_host, second_host, first_host] {
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_an_address_is_told_so_and_a_client_stays_one() {
+    let host = Supervisor::new("node");
+    let endpoint = || Endpoint::builder(Identity::generate().unwrap()).start(&host).unwrap();
+    let refused = Dht::builder().start(&endpoint(), &host).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "settings: external is no address, allowed is an address that others can dial: listen, set external, or be a \
+         client()"
+    );
+    let client = Dht::builder().client().settings(Settings::default());
+    let client = client.start(&endpoint(), &host).await.unwrap();
+    assert!(!client.settings().server);
+    let twice = {
+        let endpoint = endpoint();
+        let _first = Dht::builder().client().start(&endpoint, &host).await.unwrap();
+        Dht::builder().client().start(&endpoint, &host).await.unwrap_err()
+    };
+    assert_eq!(twice.to_string(), "endpoint: it has a DHT already; one node is one endpoint");
+    host.shutdown().await;
 }
 
 #[tokio::test]

@@ -297,7 +297,9 @@ async fn readiness_tells_of_a_cut_and_of_its_end() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!cut_off.ready().reads, "{:?} {:?}", cut_off.ready(), cut_off.peers());
     let refused = cut_off.find_node(net.id(9), within(5)).await.unwrap_err();
-    assert_eq!(refused, DhtError::NotReady { gate: "dht.seeds" });
+    // Peers are known, and none of them answers.
+    assert_eq!(refused, DhtError::NotReady { gate: "dht.buckets" });
+    assert_eq!(refused.to_string(), "not ready, no peer that is known answers (dht.buckets)");
 
     net.net().heal();
     tokio::time::sleep(Duration::from_secs(120)).await;

@@ -134,7 +134,11 @@ impl Default for Settings {
 }
 
 impl Settings {
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Whether these make sense, as a start checks them: for programs that read them from a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first setting that does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let Settings { peer, gossip, .. } = self;
         for (key, items) in [
             ("ingress_lane", self.ingress_lane),

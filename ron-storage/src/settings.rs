@@ -117,7 +117,11 @@ impl Default for Settings {
 }
 
 impl Settings {
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Whether these make sense, as a start checks them: for programs that read them from a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first setting that does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
         for (key, items) in [
             ("get_lane", self.get_lane),
             ("put_lane", self.put_lane),
@@ -188,7 +192,7 @@ impl Settings {
                 return Err(ConfigError::OutOfRange { key, value: "0 s".to_owned(), allowed: "above zero" });
             }
         }
-        Ok(())
+        self.gate().check()
     }
 
     pub(crate) fn gate(&self) -> GateSettings {

@@ -183,6 +183,12 @@ fn what_is_wrong_with_a_configuration_is_said() {
         assert!(check.status.success() && said.contains(setting), "{said}");
     }
 
+    std::fs::write(&file, "[net]\nlisten = [\"0.0.0.0:4710\"]\n").unwrap();
+    let check = command.output().unwrap();
+    let said = String::from_utf8(check.stderr).unwrap();
+    let words = "net.external is not set and net.listen is 0.0.0.0; set net.external = [\"YOUR_IP:4710\"]";
+    assert!(!check.status.success() && said.contains(words), "{said}");
+
     let check = command.env("REFD_LOG", "ron_dht=loud").output().unwrap();
     let said = String::from_utf8(check.stderr).unwrap();
     assert!(!check.status.success() && said.starts_with("refd: REFD_LOG: "), "{said}");
@@ -198,4 +204,29 @@ fn an_address_that_is_taken_is_named() {
     let run = command.output().unwrap();
     let said = String::from_utf8(run.stderr).unwrap();
     assert!(!run.status.success() && said.contains(&addr), "{said}");
+    assert!(said.contains("choose another with --listen or net.listen"), "{said}");
+    let run =
+        Command::new(REFD).args(["run", "--admin", &addr, "--data-dir"]).arg(dir.path()).output().unwrap();
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(said.contains(&addr) && said.contains("choose another with --admin or admin.listen"), "{said}");
+    let name = Command::new(REFD).args(["run", "--listen", "localhost:1"]).output().unwrap();
+    let said = String::from_utf8(name.stderr).unwrap();
+    assert!(said.contains("\"localhost:1\" is not IP:PORT; names are not looked up"), "{said}");
+    // Nobody is there any more to be asked.
+    drop(taken);
+    let ask = Command::new(REFD).args(["ls", "--node", &format!("http://{addr}")]).output().unwrap();
+    let said = String::from_utf8(ask.stderr).unwrap();
+    assert!(ask.status.code() == Some(5) && said.contains("is `refd run` running"), "{said}");
+}
+
+#[test]
+fn a_data_directory_that_is_in_use_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = Daemon::start(dir.path(), &[]);
+    let mut command = Command::new(REFD);
+    command.args(["run", "--admin", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir.path());
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    let words = format!("{} is in use by another node", dir.path().display());
+    assert!(said.contains(&words) && said.contains("--data-dir"), "{said}");
+    one.terminate();
 }

@@ -4,7 +4,8 @@ use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
 use crate::{IdError, NodeId};
 
-/// A node that can be reached, and where. Read and written as `NODE_ID@IP:PORT`, with commas between several addresses.
+/// A node that can be reached, and where. Read and written as `NODE_ID@IP:PORT`, with commas between several addresses;
+/// nothing behind the `@` is a node that only dials. A node id is 64 lowercase hex digits.
 /// Cloning shares the addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
@@ -35,21 +36,35 @@ impl From<&Contact> for Contact {
 }
 
 /// Why a text is not a contact.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContactError {
     /// There is no `@` in it.
     #[error("a contact is NODE_ID@IP:PORT, with further addresses behind commas")]
     NoAt,
     /// What is before the `@` is not the name of a node.
-    #[error("not the name of a node")]
-    Id(#[from] IdError),
+    #[error("not the name of a node: {0}")]
+    Id(IdError),
     /// What is after the `@` is not an address and a port. Names of hosts are for the host program to look up.
     #[error("{text:?} is not an IP address and a port")]
     Addr {
         /// What was there.
         text: String,
     },
+}
+
+/// In words, since a program that ends with its error shows this to a person.
+impl fmt::Debug for ContactError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContactError({self})")
+    }
+}
+
+// By hand, since the text has all of it: a cause that says it once more would be read twice.
+impl From<IdError> for ContactError {
+    fn from(error: IdError) -> Self {
+        ContactError::Id(error)
+    }
 }
 
 impl fmt::Display for Contact {
@@ -67,8 +82,12 @@ impl FromStr for Contact {
 
     fn from_str(text: &str) -> Result<Self, ContactError> {
         let (id, addrs) = text.split_once('@').ok_or(ContactError::NoAt)?;
+        let id = id.parse()?;
+        if addrs.is_empty() {
+            return Ok(Contact::unlisted(id));
+        }
         let addr = |text: &str| text.parse().map_err(|_| ContactError::Addr { text: text.to_owned() });
-        Ok(Contact { id: id.parse()?, addrs: addrs.split(',').map(addr).collect::<Result<_, _>>()? })
+        Ok(Contact { id, addrs: addrs.split(',').map(addr).collect::<Result<_, _>>()? })
     }
 }
 
@@ -81,15 +100,22 @@ mod tests {
         let (one, two): (SocketAddr, SocketAddr) =
             ("127.0.0.1:4710".parse().unwrap(), "[2001:db8::1]:4710".parse().unwrap());
         let id = NodeId::from_bytes([7; 32]);
-        for addrs in [vec![one], vec![one, two]] {
+        for addrs in [vec![], vec![one], vec![one, two]] {
             let contact = Contact { id, addrs: addrs.into() };
             assert_eq!(contact.to_string().parse(), Ok(contact));
         }
         let refused = |text: &str| text.parse::<Contact>().unwrap_err();
         assert_eq!(refused("127.0.0.1:4710"), ContactError::NoAt);
         assert_eq!(refused("me@127.0.0.1:4710"), ContactError::Id(IdError::Length { found: 2 }));
-        for addr in ["", "127.0.0.1", "host:1"] {
-            assert_eq!(refused(&format!("{id}@{addr}")), ContactError::Addr { text: addr.to_owned() });
+        for addr in [",", "127.0.0.1", "host:1"] {
+            let text = addr.trim_matches(',').to_owned();
+            assert_eq!(refused(&format!("{id}@{addr}")), ContactError::Addr { text });
         }
+        let short = refused("abc@127.0.0.1:4710");
+        assert_eq!(short.to_string(), "not the name of a node: expected 64 hex digits, found 3 characters");
+        assert_eq!(
+            format!("{:?}", refused("x")),
+            "ContactError(a contact is NODE_ID@IP:PORT, with further addresses behind commas)"
+        );
     }
 }

@@ -90,8 +90,15 @@ pub enum NetError {
         alpn: &'static str,
     },
     /// The settings do not fit.
-    #[error("settings")]
-    Config(#[from] ConfigError),
+    #[error("settings: {0}")]
+    Config(ConfigError),
+}
+
+// By hand, since the text has all of it: a cause that says it once more would be read twice.
+impl From<ConfigError> for NetError {
+    fn from(error: ConfigError) -> Self {
+        NetError::Config(error)
+    }
 }
 
 crate::refusals!(NetError {

@@ -10,6 +10,7 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
 };
 
@@ -18,8 +19,9 @@ use rustix::{fs::OFlags, io::Errno};
 use zeroize::Zeroizing;
 
 use crate::{
-    NodeId,
+    IdError, NodeId,
     error::{ErrorKind, Refusal},
+    id::{read_hex, write_hex},
 };
 
 /// A key file is the 32 bytes of the ed25519 seed and nothing else.
@@ -170,7 +172,8 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The public half of an [`Identity`]: 32 bytes, whose hash is the node's name.
+/// The public half of an [`Identity`]: 32 bytes, whose hash is the node's name. Written as 64 lowercase hex digits, which
+/// are not those of the name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
@@ -221,6 +224,21 @@ impl PublicKey {
     /// Whether anyone can sign for this key, because it generates next to nothing.
     pub(super) fn has_small_order(&self) -> bool {
         VerifyingKey::from_bytes(&self.0).is_ok_and(|key| key.is_weak())
+    }
+}
+
+/// As 64 lowercase hex digits.
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(&self.0, f)
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        read_hex(text).map(PublicKey)
     }
 }
 
@@ -427,6 +445,15 @@ mod tests {
 
     fn dir() -> tempfile::TempDir {
         tempfile::tempdir().expect("a temporary directory")
+    }
+
+    #[test]
+    fn a_public_key_is_read_as_it_is_written() {
+        let key = Identity::from_seed(&[7; 32]).public_key();
+        let text = key.to_string();
+        assert_eq!((text.len(), text.parse()), (64, Ok(key)));
+        assert_eq!(text[1..].parse::<PublicKey>(), Err(IdError::Length { found: 63 }));
+        assert_ne!(text, key.node_id().to_string());
     }
 
     fn names_in(dir: &Path) -> Vec<std::ffi::OsString> {

@@ -60,6 +60,9 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, IdError> {
         if text.len() == 64 {
             text.parse::<NodeId>().map(Key::from)
+        } else if text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            // No CID is: it was meant to be digits.
+            Err(IdError::Length { found: text.len() })
         } else {
             ContentId::parse_any(text).map(Key::from)
         }
@@ -83,6 +86,8 @@ mod tests {
         assert_eq!(key.to_string().parse(), Ok(key));
         assert_eq!(content.to_string().parse(), Ok(key));
         assert_eq!(content.to_cid().parse(), Ok(key));
+        // Too few digits are told as that, and not as a strange CID.
+        assert_eq!("beef".parse::<Key>(), Err(IdError::Length { found: 4 }));
         for wrong in ["", "b3:", "x", &key.to_string().to_uppercase(), &key.to_string()[1..]] {
             assert!(wrong.parse::<Key>().is_err(), "{wrong}");
         }

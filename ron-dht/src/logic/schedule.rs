@@ -120,6 +120,14 @@ impl Schedule {
         self.turns.iter().take_while(|(due, _)| *due <= unix_secs).take(limit).map(|(_, key)| *key).collect()
     }
 
+    /// Makes every key due at once, and says what is known of them: what was said of them holds no longer.
+    pub fn make_all_due(&mut self) -> Vec<(Key, Planned)> {
+        let unsaid = |(key, planned): (Key, Planned)| (key, Planned { published: None, ..planned });
+        let all: Vec<(Key, Planned)> = self.iter().map(unsaid).collect();
+        all.iter().for_each(|(key, planned)| self.put(*key, *planned));
+        all
+    }
+
     /// Whether the key is one of ours.
     #[must_use]
     pub fn contains(&self, key: &Key) -> bool {
@@ -310,6 +318,21 @@ mod tests {
         again.restore(key(2, 0), Planned { seq: 5, published: Some(5) });
         assert_eq!(again.iter().collect::<Vec<_>>(), schedule.iter().collect::<Vec<_>>());
         assert_eq!((again.len(), again.due(START, 9), again.wake_at()), (2, vec![key(1, 0)], Some(0)));
+    }
+
+    #[test]
+    fn all_are_due_when_what_was_said_holds_no_longer() {
+        let mut schedule = schedule();
+        for first in 0..50 {
+            schedule.add(key(first, 0));
+            schedule.on_published(&key(first, 0), START, START);
+        }
+        assert!(!schedule.is_due(&key(7, 0), START + 1));
+        assert_eq!(schedule.make_all_due().len(), 50);
+        assert!((0..50).all(|first| schedule.is_due(&key(first, 0), START + 1)));
+        // The number goes on.
+        assert_eq!(schedule.next_seq(&key(7, 0), START), START + 1);
+        assert_eq!(schedule.lag_secs(START + 1), 0);
     }
 
     #[test]

@@ -64,6 +64,37 @@ async fn before_and_after_its_life_a_node_is_not_ready() {
     assert_eq!(dht.find_node(key(1), soon()).await.unwrap_err(), DhtError::Canceled);
 }
 
+/// Who had no time to ask was told that nothing was found, or that none of 0 peers kept it.
+#[tokio::test(start_paused = true)]
+async fn without_time_to_ask_it_is_the_time_that_was_missing() {
+    let (world, host) = (World::of(40), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    let spent = || Deadline::after(Duration::ZERO);
+    let timeout = |op| DhtError::Timeout { op };
+    assert_eq!(dht.get(key(1), spent()).await.unwrap_err(), timeout("get"));
+    let mutable = dht.get_mutable(&dht.public_key(), b"salt", spent()).await.unwrap_err();
+    assert_eq!(mutable, timeout("get_mutable"));
+    assert_eq!(dht.put(b"value", spent()).await.unwrap_err(), timeout("put"));
+    assert_eq!(dht.provide(key(2), spent()).await.unwrap_err(), timeout("provide"));
+    assert_eq!(dht.withdraw(key(2), spent()).await.unwrap_err(), timeout("withdraw"));
+    let swap = dht.put_mutable(b"salt", b"value", 1, Some(0), spent()).await.unwrap_err();
+    assert_eq!(swap, timeout("put_mutable"));
+    // With time, nothing is an answer.
+    assert_eq!(dht.get(key(1), soon()).await.unwrap_err(), DhtError::NotFound);
+    host.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trace_counts_from_the_start_of_its_search() {
+    let (world, host) = (World::of(40), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    tokio::time::sleep(100 * SECOND).await;
+    let trace = dht.find_node(key(1), soon()).await.unwrap().verdict.trace;
+    assert_eq!(trace[0].at, Duration::ZERO);
+    assert!(trace.iter().all(|asked| asked.at < SECOND), "{trace:?}");
+    host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn queues_are_measured_and_tasks_are_counted() {
     let (world, host, counts) = (World::of(40), host(), Counts::new());

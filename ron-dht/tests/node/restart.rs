@@ -87,6 +87,32 @@ async fn records_and_schedule_are_there_after_a_restart() {
     second.shutdown().await;
 }
 
+/// A node that came back at another address was not found by what it had said: its keys had been said not long ago, and
+/// their turn was half a day away.
+#[tokio::test(start_paused = true)]
+async fn who_comes_back_elsewhere_says_its_keys_again_at_once() {
+    let (world, disk) = (World::of(60), SimDisk::new());
+    let mut seqs = Vec::new();
+    for (run, elsewhere) in [None, None, Some("10.7.7.7:7".parse().unwrap())].into_iter().enumerate() {
+        let host = host();
+        if let Some(elsewhere) = elsewhere {
+            let own = Identity::from_seed(blake3::hash(&1000_u64.to_be_bytes()).as_bytes()).node_id();
+            world.move_to(own, elsewhere);
+        }
+        let dht = world.node(1000, &host, durable(&disk)).await;
+        if run == 0 {
+            dht.provide(key(7), soon()).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let record = world.record(&key(7)).unwrap();
+        assert_eq!(record.addrs(), dht.contact().addrs.to_vec(), "run {run}");
+        seqs.push(record.seq());
+        host.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+    }
+    assert!(seqs[0] == seqs[1] && seqs[1] < seqs[2], "{seqs:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn kept_means_durable_whenever_the_crash_comes() {
     for style in [CrashStyle::LoseUnsynced, CrashStyle::KeepAll, CrashStyle::Scramble { seed: 3 }] {

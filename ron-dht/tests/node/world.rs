@@ -49,7 +49,9 @@ struct State {
     values: HashMap<(Key, NodeId), Value>,
     /// These say that they keep what they are given, and keep nothing.
     forgetful: HashSet<NodeId>,
-    /// Where these are, if it does not follow from their ids.
+    /// Where these say that they are, if it does not follow from their ids.
+    moved: HashMap<NodeId, SocketAddr>,
+    /// Where these are seen, if it does not follow from their ids.
     places: HashMap<NodeId, IpAddr>,
     silent: HashSet<NodeId>,
     /// How often these still say that they are busy.
@@ -171,6 +173,16 @@ impl World {
 
     fn ip(&self, id: &NodeId) -> IpAddr {
         self.state().places.get(id).copied().unwrap_or_else(|| ip(id))
+    }
+
+    /// From its next start on, this node listens elsewhere.
+    pub(crate) fn move_to(&self, id: NodeId, addr: SocketAddr) {
+        self.state().moved.insert(id, addr);
+    }
+
+    /// The record of a key that was last brought to a pretended peer.
+    pub(crate) fn record(&self, key: &Key) -> Option<ProviderRecord> {
+        ProviderRecord::decode(self.state().records.get(key)?.last()?).ok()
     }
 
     pub(crate) fn refuse_records(&self, refuse: bool) {
@@ -356,7 +368,8 @@ impl Network for Link {
     }
 
     fn listening(&self) -> Vec<SocketAddr> {
-        vec![SocketAddr::new(ip(&self.own), 4710)]
+        let moved = self.world.state().moved.get(&self.own).copied();
+        vec![moved.unwrap_or(SocketAddr::new(ip(&self.own), 4710))]
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Asked {
     pub peer: NodeId,
     /// How many hops away it was: one for a peer of our own table.
     pub hop: u8,
-    /// When.
+    /// When, since the search began.
     pub at: Duration,
     /// How long until it answered or failed.
     pub took: Option<Duration>,
@@ -57,7 +57,8 @@ pub struct Asked {
 /// Why a search is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The k nearest live peers have answered.
+    /// The k nearest live peers have answered: everybody who could be found was asked. If nobody was alive, then nobody
+    /// answered, and [`Verdict::closest`] is empty.
     Complete,
     /// As much was found as was asked for.
     Enough,
