@@ -602,6 +602,7 @@ impl Config {
         self.check_addresses()?;
         self.storage.settings().check().map_err(|error| in_file("storage", error))?;
         self.overlay.settings().check().map_err(|error| in_file("overlay", error))?;
+        self.registry.settings().check().map_err(|error| in_file("registry", error))?;
         let topics = &self.overlay.topics;
         if topics.iter().any(String::is_empty) {
             return Err(ConfigError::Unfit("overlay.topics: a topic has no name".to_owned()));
@@ -884,6 +885,7 @@ mod tests {
             ("[overlay]\nread_timeout_ms = 0\n", "overlay.read_timeout_ms is 0 s, allowed is above zero"),
             ("[overlay]\nmax_frame_bytes = 1\n", "overlay.max_frame_bytes is 1, allowed is 65830..=1048576"),
             ("[overlay]\ntopics = [\"\", \"\"]\n", "overlay.topics: a topic has no name"),
+            ("[registry]\nproposals_lane = 0\n", "registry.proposals_lane is 0, allowed is 1..=1048576"),
             ("[overlay]\ntopics = [\"a\", \"a\"]\n", "overlay.topics: \"a\" is there more than once"),
         ] {
             assert_eq!(check(text).unwrap_err().to_string(), words);

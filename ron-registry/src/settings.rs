@@ -80,7 +80,11 @@ impl Settings {
         ])
     }
 
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Whether these make sense, as a start checks them: for programs that read them from a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first setting that does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
         self.lanes()?;
         let zero = [
             ("commit_timeout", self.commit_timeout.is_zero()),
