@@ -10,7 +10,7 @@ use data_encoding::BASE64;
 
 use super::{
     merkle::{PROOF_HASHES_MAX, ProofError, TreeHash, verify_inclusion},
-    note::{KeyKind, Note, NoteError, NoteSigner, NoteVerifier, is_key_name},
+    note::{KeyKind, Note, NoteError, NoteSigner, NoteVerifier, from_base64, is_key_name},
 };
 
 const PROOF_HEADER: &str = "c2sp.org/tlog-proof@v1\n";
@@ -192,7 +192,7 @@ impl ProofFile {
             if base64.len() > EXTRA_BYTES_MAX / 3 * 4 {
                 return Err(bad("too much extra data"));
             }
-            extra = Some(BASE64.decode(base64.as_bytes()).map_err(|_| bad("extra data that is not base64"))?);
+            extra = Some(from_base64(base64).ok_or(bad("extra data that is not base64"))?);
             next = line()?;
         }
         let index = next.strip_prefix("index ").and_then(parse_decimal).ok_or(bad("no index"))?;

@@ -192,7 +192,7 @@ impl FromStr for NoteVerifier {
         };
         let id = HEXLOWER.decode(id.as_bytes()).ok().and_then(|id| id.try_into().ok());
         let id = id.map(u32::from_be_bytes).ok_or(bad("its id is not eight digits"))?;
-        let key = BASE64.decode(key.as_bytes()).map_err(|_| bad("its key is not base64"))?;
+        let key = from_base64(key).ok_or(bad("its key is not base64"))?;
         let (kind, key) = key.split_first().ok_or(bad("it has no key"))?;
         let kind = KeyKind::from_byte(*kind).ok_or(bad("of a kind that is not known"))?;
         let key = key.try_into().map_err(|_| bad("its key has not 32 bytes"))?;
@@ -272,7 +272,7 @@ impl NoteSignature {
         if !is_key_name(name) {
             return Err(NoteError::BadName);
         }
-        let bytes = BASE64.decode(base64.as_bytes()).map_err(|_| bad("a signature that is not base64"))?;
+        let bytes = from_base64(base64).ok_or(bad("a signature that is not base64"))?;
         let (id, bytes) =
             bytes.split_first_chunk().ok_or(bad("a signature without the number of its key"))?;
         if bytes.is_empty() {
@@ -402,8 +402,22 @@ fn check_text(text: &str) -> Result<(), NoteError> {
     if text.ends_with('\n') { Ok(()) } else { bad("no newline at the end of the text") }
 }
 
+/// Bytes in their one spelling. The decoder alone takes pieces behind each other, each with its own padding.
+pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let bytes = BASE64.decode(text.as_bytes()).ok()?;
+    (BASE64.encode(&bytes) == text).then_some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn base64_has_one_spelling() {
+        assert_eq!(super::from_base64("AAAA"), Some(vec![0; 3]));
+        for other in ["AA==AA==", "AB==", "AA", "A==="] {
+            assert_eq!(super::from_base64(other), None, "{other}");
+        }
+    }
+
     use proptest::prelude::*;
 
     use super::*;
