@@ -269,7 +269,10 @@ impl Builder {
             seeds: ready.gate("dht.seeds", Affects::Reads),
             buckets: ready.gate("dht.buckets", Affects::Reads),
         });
-        let full = Arc::new(pool.watch(ready, WRITES_AT, READS_AT));
+        let whole = node.keeping.whole();
+        let lacks = move || (!*whole.load()).then_some("waits for a disk that takes everything again".into());
+        let [writes, reads] = pool.watch(ready, WRITES_AT, READS_AT);
+        let full = Arc::new([writes, reads, ready.probe("dht.store", Affects::Writes, lacks)]);
         let pinged = Arc::clone(&node);
         // These tasks are boxed, or every layer around them would have room for them.
         let _ = group.spawn_restarting(PINGER, move |stop| {
@@ -313,7 +316,7 @@ pub struct Dht {
     pub(crate) node: Arc<Node>,
     pool: Pool<Job, ()>,
     group: Supervisor,
-    _full: Arc<[ReadyGate; 2]>,
+    _full: Arc<[ReadyGate; 3]>,
 }
 
 /// The peers nearest to a key, and how they were found.
@@ -503,9 +506,10 @@ impl Dht {
     /// ```
     ///
     /// # Errors
-    /// [`DhtError::Conflict`] when this node or all peers hold a newer number, or, with `expected`, half of the peers
-    /// another one: of two writers that reach the same peers at most one is not told so. Some peers may hold the value
-    /// all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
+    /// [`DhtError::Conflict`] when this node or all peers hold a newer number. With `expected`, more than half of the peers
+    /// must keep the value, so that of two writers that reach the same peers at most one succeeds; otherwise it is
+    /// [`DhtError::Conflict`] if some hold another one, and [`DhtError::Undecided`] if too many did not answer. Some peers
+    /// may hold the value all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
     /// bytes; else as [`put`](Self::put).
     pub async fn put_mutable(
         &self,

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ron_core::{
     Deadline, LaneSpec, Supervisor,
     net::{
@@ -65,6 +66,20 @@ pub trait Network: fmt::Debug + Send + Sync + 'static {
 pub trait Answers: Send + Sync + 'static {
     /// Answers at once, or says that it takes a while.
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served;
+
+    /// Answers a request as it came over a link. Whoever limits what peers may ask does so before it looks into it.
+    fn answer_encoded(&self, from: Sender, method: u16, body: &Bytes, deadline: Deadline) -> Served {
+        match Request::decode(method, body) {
+            Ok(request) => self.answer(from, request, deadline),
+            Err(error) => Served::Now(Err(refusal(method, &error))),
+        }
+    }
+}
+
+/// What is told to somebody whose request is none.
+pub(crate) fn refusal(method: u16, error: &WireError) -> Fault {
+    let code = if name(method) == "unknown" { Code::NotFound } else { Code::BadRequest };
+    Fault::new(code, error.to_string())
 }
 
 /// How a request is served.
@@ -138,8 +153,9 @@ impl Network for Links {
 
 fn failure(error: &RpcError) -> Failure {
     match error {
-        // Our own stop is no fault of the peer's either.
-        RpcError::Busy { .. } | RpcError::Canceled => Failure::Busy,
+        RpcError::Busy { what: "peer", retry_after } => Failure::Busy { retry_after: *retry_after },
+        // What was full, or is stopping, is on our side.
+        RpcError::Busy { .. } | RpcError::Canceled | RpcError::Panicked { .. } => Failure::Local,
         RpcError::Timeout { .. } => Failure::Timeout,
         RpcError::Refused { code: Code::Unavailable, .. }
         | RpcError::Closed
@@ -175,15 +191,8 @@ impl Service for Listener {
         let Some(answers) = self.answers.upgrade() else {
             return Handling::Done(Err(Fault::new(Code::Unavailable, "stopping")));
         };
-        let request = match Request::decode(call.method(), call.body()) {
-            Ok(request) => request,
-            Err(error) => {
-                let code = if name(call.method()) == "unknown" { Code::NotFound } else { Code::BadRequest };
-                return Handling::Done(Err(Fault::new(code, error.to_string())));
-            }
-        };
         let caller = Sender { id: call.peer(), ip: call.remote().ip() };
-        match answers.answer(caller, request, call.deadline()) {
+        match answers.answer_encoded(caller, call.method(), call.body(), call.deadline()) {
             Served::Now(answer) => Handling::Done(answer.map(|answer| answer.encode().1)),
             Served::Later(answer) => {
                 Handling::Pending(Box::pin(async move { answer.await.map(|answer| answer.encode().1) }))

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     Capacity, ClientKey, Deadline, Feed, Gate, Gauge, Histogram, Inbox, Lane, LaneSpec, Lock, LockSpec,
-    Metrics, NodeId, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
+    Metrics, NodeId, Pass, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
     net::{Identity, oap::Code, rpc::Fault},
     now,
 };
@@ -22,6 +22,7 @@ use crate::{
         Contact, Key,
         addrs::{AddressPolicy, Sender},
         estimate::SizeEstimate,
+        introductions::Introductions,
         lookup::{Reason, Verdict},
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::K,
@@ -30,7 +31,7 @@ use crate::{
     metrics::{
         LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, NOT_READY, QUOTA_REJECT, RECORD_REJECTS, REQUESTS,
     },
-    network::{Answers, Network, Served, name},
+    network::{Answers, Network, Served, name, refusal},
     publish::Claims,
     retry::Patience,
     search::Plan,
@@ -41,9 +42,17 @@ pub(crate) const ESTIMATE: LockSpec = LockSpec::new("ron-dht", "estimate", 320)
     .guards("the estimated size of the network; held for arithmetic");
 
 pub(crate) const PINGS: LaneSpec = LaneSpec::new("ron-dht", "pings", 256)
-    .flow("bucket writers, listener → pinger")
+    .flow("bucket writers, searches → pinger")
     .why("every bucket may ask for one at once; a ping that is shed is asked for again")
     .shed_oldest();
+
+pub(crate) const INTRODUCED: LaneSpec = LaneSpec::new("ron-dht", "introduced", 256)
+    .flow("listener → pinger")
+    .why("peers that say that they take calls, each once in a while; one that is shed says it again")
+    .shed_oldest();
+
+pub(crate) const INTRODUCTIONS: LockSpec = LockSpec::new("ron-dht", "introductions", 330)
+    .guards("whose introduction was looked into of late; held for two lookups, or a sweep of four thousand");
 
 pub(crate) const PINGER: TaskSpec = TaskSpec::new("ron-dht", "pinger").restart(Restart::PROMPT).what(
     "asks peers whether they are there: those in a bucket that somebody waits for, and those who called us",
@@ -58,6 +67,17 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) seed: u64,
     pub(crate) unix: UnixClock,
+}
+
+/// When to come back with records while the disk is behind: a sync of a busy disk or two.
+const BEHIND: Duration = Duration::from_secs(1);
+
+/// What the pinger has to do.
+#[derive(Clone)]
+pub(crate) struct Errands {
+    pub(crate) pings: Inbox<Errand>,
+    /// Who says that it takes calls.
+    pub(crate) newcomers: Inbox<Contact>,
 }
 
 /// Proves one item of a request, and says which sequence number its sender expects to be held.
@@ -86,6 +106,8 @@ pub(crate) struct Node {
     pub(crate) metrics: Metrics,
     pub(crate) events: Feed<Event>,
     pub(crate) pings: Lane<Errand>,
+    introduced: Lane<Contact>,
+    introductions: Lock<Introductions>,
     pub(crate) spawner: Spawner,
     pub(crate) patience: Patience,
     gate: Gate,
@@ -103,12 +125,14 @@ impl Node {
         epoch: Instant,
         keeping: Keeping,
         supervisor: &Supervisor,
-    ) -> Result<(Arc<Self>, Inbox<Errand>), DhtError> {
+    ) -> Result<(Arc<Self>, Errands), DhtError> {
         let Parts { identity, settings, seed, unix } = parts;
         let metrics = supervisor.metrics();
         let gate = Gate::new("dht", settings.gate(), metrics)?;
         let (pings, inbox) = Lane::open(PINGS, metrics);
         pings.close_on(&supervisor.stop());
+        let (introduced, newcomers) = Lane::open(INTRODUCED, metrics);
+        introduced.close_on(&supervisor.stop());
         let (id, spawner) = (identity.node_id(), supervisor.spawner());
         let events = EVENTS.with_capacity(Capacity::new("events_lane", settings.events_lane)?);
         let events = Feed::open(events, metrics);
@@ -133,6 +157,8 @@ impl Node {
             metrics: metrics.clone(),
             events,
             pings,
+            introduced,
+            introductions: Lock::new(INTRODUCTIONS, Introductions::default(), metrics),
             spawner,
             patience: Patience::new(seed, metrics),
             gate,
@@ -144,7 +170,7 @@ impl Node {
             this: this.clone(),
             settings,
         });
-        Ok((node, inbox))
+        Ok((node, Errands { pings: inbox, newcomers }))
     }
 
     /// Plugs the network in, once, before any task runs.
@@ -250,6 +276,10 @@ impl Node {
         deadline: Deadline,
         verify: Verify<T>,
     ) -> Result<Vec<Outcome>, Fault> {
+        if self.keeping.with(|kept| kept.store.is_behind()) {
+            self.metrics.tally(QUOTA_REJECT, "store_behind").add(1);
+            return Err(Fault::busy("dht store", BEHIND));
+        }
         let node = Arc::clone(&self);
         let check = move || {
             let keep = |item: &T| {
@@ -291,33 +321,61 @@ impl Node {
         }
     }
 
-    /// A peer says that it takes calls. If we do not know it, it is asked whether that is so.
+    /// A peer says that it takes calls. If we do not know it, it is asked whether that is so, where it was seen: on the
+    /// open Internet whoever may name other places has us knock on the doors of others.
     fn introduced(&self, from: &Sender, listening: &[std::net::SocketAddr]) {
-        let addrs = self.policy.usable(listening, from.ip);
-        if from.id != self.id && !addrs.is_empty() && self.buckets.look_at(&from.id, |_| ()).is_none() {
-            // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
-            let to = Contact { id: from.id, addrs: addrs.into() };
-            drop(self.pings.try_push(Errand { to, introduces: false }));
+        let mut addrs = self.policy.usable(listening, from.ip);
+        if self.policy == AddressPolicy::Public {
+            addrs.retain(|addr| addr.ip().to_canonical() == from.ip.to_canonical());
+        }
+        let is_new = || from.id != self.id && self.buckets.look_at(&from.id, |_| ()).is_none();
+        let is_admitted = || self.introductions.lock().admit(from, self.policy, self.since(now()));
+        if !addrs.is_empty() && is_new() && is_admitted() {
+            drop(self.introduced.try_push(Contact { id: from.id, addrs: addrs.into() }));
         }
     }
 }
 
 impl Answers for Node {
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served {
+        match self.admit(&from, weight(&request)) {
+            Ok(pass) => self.serve(from, request, pass, deadline),
+            Err(refused) => Served::Now(Err(refused)),
+        }
+    }
+
+    fn answer_encoded(&self, from: Sender, method: u16, body: &Bytes, deadline: Deadline) -> Served {
+        let pass = match self.admit(&from, body.len() as u64) {
+            Ok(pass) => pass,
+            Err(refused) => return Served::Now(Err(refused)),
+        };
+        match Request::decode(method, body) {
+            Ok(request) => self.serve(from, request, pass, deadline),
+            Err(error) => {
+                self.metrics.tally(RECORD_REJECTS, error.reason()).add(1);
+                Served::Now(Err(refusal(method, &error)))
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Lets a request of a peer in, before anybody looks into it.
+    fn admit(&self, from: &Sender, bytes: u64) -> Result<Pass, Fault> {
         if !self.is_server {
-            return Served::Now(Err(Fault::new(Code::NotFound, "a client answers nothing")));
+            return Err(Fault::new(Code::NotFound, "a client answers nothing"));
         }
         if self.stop().is_requested() {
             self.metrics.tally(NOT_READY, "drain").add(1);
-            return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
+            return Err(Fault::new(Code::Unavailable, "stopping"));
         }
-        let pass = match self.gate.enter(ClientKey::from(from.id), weight(&request)) {
-            Ok(pass) => pass,
-            Err(refused) => {
-                self.metrics.tally(QUOTA_REJECT, "rate").add(1);
-                return Served::Now(Err(refused.into()));
-            }
-        };
+        self.gate.enter(ClientKey::from(from.id), bytes).map_err(|refused| {
+            self.metrics.tally(QUOTA_REJECT, "rate").add(1);
+            refused.into()
+        })
+    }
+
+    fn serve(&self, from: Sender, request: Request, pass: Pass, deadline: Deadline) -> Served {
         // Methods are numbered from one.
         self.requests[usize::from(request.method()) - 1].add(1);
         match request {

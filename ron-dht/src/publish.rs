@@ -18,7 +18,7 @@ use crate::{
         Contact, Key,
         addrs::Sender,
         estimate::Region,
-        lookup::{Failure, Goal, Reason, Verdict},
+        lookup::{Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
@@ -26,6 +26,7 @@ use crate::{
     metrics::PROVIDED,
     node::Node,
     search::{Nearest, Plan, Quest, search},
+    store::Clock,
 };
 
 pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-dht", "claims", 340)
@@ -79,6 +80,11 @@ impl Claims {
         Claims { keys: Arc::new(Lock::new(CLAIMS, HashSet::new(), metrics)) }
     }
 
+    /// Shows which keys are claimed.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&HashSet<Key>) -> R) -> R {
+        look(&self.keys.lock())
+    }
+
     /// Claims those of `keys` that nobody has claimed.
     pub(crate) fn take(&self, mut keys: Vec<Key>) -> Claim {
         let mut claimed = self.keys.lock();
@@ -105,7 +111,7 @@ impl Drop for Claim {
 
 impl Node {
     pub(crate) async fn provide(&self, plan: Plan) -> Result<Published, DhtError> {
-        let (key, deadline) = (plan.target, plan.deadline);
+        let key = plan.target;
         let _claim = self.claims.take(vec![key]);
         let clock = self.clock();
         let seq = self.keeping.with(|kept| {
@@ -113,7 +119,26 @@ impl Node {
             kept.store.next_seq(&key, &self.id, clock.unix_secs)
         });
         // From here on it is one of our keys, whatever happens to this attempt.
-        self.keeping.flush(deadline).await?;
+        self.keeping.flush(plan.deadline).await?;
+        self.provide_as(plan, seq, clock).await
+    }
+
+    /// Says a key whose turn has come, which the caller has claimed; nothing if it was withdrawn meanwhile. What is
+    /// withdrawn is never taken up again here: only [`provide`](Self::provide) makes a key ours.
+    pub(crate) async fn provide_again(&self, plan: Plan) -> Result<Option<Published>, DhtError> {
+        let (key, clock) = (plan.target, self.clock());
+        let seq = self.keeping.with(|kept| {
+            let is_ours = kept.store.schedule().contains(&key);
+            is_ours.then(|| kept.store.next_seq(&key, &self.id, clock.unix_secs))
+        });
+        match seq {
+            Some(seq) => self.provide_as(plan, seq, clock).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn provide_as(&self, plan: Plan, seq: u64, clock: Clock) -> Result<Published, DhtError> {
+        let (key, deadline) = (plan.target, plan.deadline);
         let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl);
         let published = self.publish_record(plan, record).await?;
         self.keeping.with(|kept| kept.store.on_published(&[(key, seq)], clock));
@@ -183,8 +208,8 @@ impl Node {
         self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip)
     }
 
-    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused where
-    /// half of them hold something else: of two writers that share their peers, at most one has more than half.
+    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused
+    /// unless more than half of them keep it: of two writers that share their peers, at most one has more than half.
     async fn publish(&self, plan: Plan, request: Request, is_swap: bool) -> Result<Published, DhtError> {
         let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut Nearest(key)).await;
@@ -211,14 +236,15 @@ impl Node {
             Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
             _ => None,
         });
+        let asked = peers.len();
+        // Who did not answer may hold another writer's value, and that one was told that it won.
+        let is_lost = kept == 0 || is_swap && kept * 2 <= asked;
         match held.max() {
-            Some(held) if kept == 0 || is_swap && kept * 2 <= peers.len() => {
-                return Err(DhtError::Conflict { held });
-            }
-            None if kept == 0 => return Err(DhtError::NotKept { asked: peers.len() }),
-            _ => {}
+            Some(held) if is_lost => Err(DhtError::Conflict { held }),
+            None if kept == 0 => Err(DhtError::NotKept { asked }),
+            None if is_lost => Err(DhtError::Undecided { kept, asked }),
+            _ => Ok(Published { kept, asked, is_region, verdict }),
         }
-        Ok(Published { kept, asked: peers.len(), is_region, verdict })
     }
 
     /// Who else should keep something under `key` if the k nearest look made up: everybody who is found in a region wide
@@ -282,8 +308,7 @@ impl Node {
                 Ok(_) => outcomes.push(Outcome::Unknown),
                 Err(failure) => {
                     outcomes.push(Outcome::Skipped);
-                    // Who says that it is busy is there.
-                    if failure != Failure::Busy {
+                    if failure.is_the_peers() {
                         self.buckets.failed(peer).await;
                     }
                 }
@@ -299,9 +324,13 @@ impl Node {
         lane: Lane<Provider>,
     ) -> Verdict {
         let (key, deadline) = (plan.target, plan.deadline);
-        let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
-        // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
-        quest.take(self.own_providers(&key), self.here()).await;
+        let mut quest = Providers::new(self, key, enough, deadline, lane);
+        // What we keep is handed out first and ends nothing: anybody may have sent it, and sees nobody else asked if it
+        // did. Only our own word is as good as an answer.
+        let is_ours = quest.take(self.own_providers(&key), self.here()).await.contains(&self.id);
+        if is_ours {
+            quest.count(&[self.id]);
+        }
         let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
@@ -408,31 +437,49 @@ struct Providers<'a> {
     lane: Lane<Provider>,
     /// The newest word of each provider.
     seen: HashMap<NodeId, u64>,
+    /// Those that count towards `enough`.
+    counted: HashSet<NodeId>,
 }
 
-impl Providers<'_> {
+impl<'a> Providers<'a> {
+    fn new(node: &'a Node, key: Key, enough: NonZeroUsize, deadline: Deadline, lane: Lane<Provider>) -> Self {
+        Providers { node, key, enough, deadline, lane, seen: HashMap::new(), counted: HashSet::new() }
+    }
+
     /// How many are still to be found; nothing if those are enough that were.
     fn goal(&self) -> Option<Goal> {
-        let missing = self.enough.get().saturating_sub(self.seen.len());
+        let missing = self.enough.get().saturating_sub(self.counted.len());
         NonZeroUsize::new(missing).map(Goal::Found)
     }
 
+    /// Counts what one answer told of towards `enough`, and says how much that was. At most half of what is wanted, of
+    /// more than one: keys cost nothing, and whoever makes up a crowd of providers must not end a search alone. Whatever
+    /// of it others tell as well counts with them.
+    fn count(&mut self, told: &[NodeId]) -> usize {
+        let most = self.enough.get().div_ceil(2);
+        let new = told.iter().filter(|id| !self.counted.contains(id)).take(most);
+        let new: Vec<NodeId> = new.copied().collect();
+        self.counted.extend(&new);
+        new.len()
+    }
+
     /// Checks records that a peer at `from` had, many of them away from the tasks that read links, and hands out what is
-    /// new, with the addresses that such a peer may name. Says how many were.
-    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> usize {
-        if encoded.is_empty() {
-            return 0;
-        }
+    /// new, with the addresses that such a peer may name. Says which providers they prove, those included that were
+    /// known.
+    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> Vec<NodeId> {
         let key = self.key;
-        let decoded: Vec<ProviderRecord> = encoded
+        let decoded = encoded
             .iter()
             .take(PROVIDERS_MAX)
             .filter_map(|record| ProviderRecord::decode(record).ok())
-            .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn())
-            .filter(|record| self.seen.get(&record.publisher()).is_none_or(|seq| *seq < record.seq()))
-            .collect();
+            .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn());
+        let is_known = |record: &ProviderRecord| {
+            self.seen.get(&record.publisher()).is_some_and(|seq| *seq >= record.seq())
+        };
+        let (known, decoded): (Vec<_>, Vec<_>) = decoded.partition(is_known);
+        let mut told: Vec<NodeId> = known.iter().map(ProviderRecord::publisher).collect();
         if decoded.is_empty() {
-            return 0;
+            return told;
         }
         let is_little = decoded.len() <= CHECKED_HERE;
         let check = move || decoded.into_iter().filter_map(|record| record.verify().ok()).collect();
@@ -440,20 +487,20 @@ impl Providers<'_> {
             true => check(),
             false => self.node.spawner.blocking("verify", self.deadline, check).await.unwrap_or_default(),
         };
-        let mut new = 0;
         for verified in checked {
             let Record::Provider(record) = verified.into_record() else { continue };
             let addrs = self.node.policy.usable(record.addrs(), from);
             if addrs.is_empty() && !record.addrs().is_empty() {
                 continue;
             }
-            new += usize::from(self.seen.insert(record.publisher(), record.seq()).is_none());
+            self.seen.insert(record.publisher(), record.seq());
+            told.push(record.publisher());
             let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
             if self.lane.push(provider, self.deadline).await.is_err() {
                 break;
             }
         }
-        new
+        told
     }
 }
 
@@ -465,7 +512,8 @@ impl Quest for Providers<'_> {
 
     async fn on_answer(&mut self, from: IpAddr, answer: Answer) -> usize {
         let Answer::Found { providers, .. } = answer else { return 0 };
-        self.take(providers, from).await
+        let told = self.take(providers, from).await;
+        self.count(&told)
     }
 }
 

@@ -8,6 +8,7 @@ use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
 use ron_core::{Deadline, NodeId, now};
 
 use crate::{
+    buckets::Errand,
     inflight::InFlight,
     logic::{
         Contact, Key, Rtt,
@@ -18,6 +19,7 @@ use crate::{
     metrics::{HEDGE_CANCELED, HEDGE_SPAWNED},
     network::Reply,
     node::Node,
+    retry::Spent,
 };
 
 /// How often a node that is looked for by its own name, and was named by others, is asked again when it is silent. With
@@ -78,6 +80,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
     let until = node.since(plan.deadline.instant());
     let mut lookup = Lookup::new(node.id, plan.target, plan.goal, plan.settings, seeds, until);
     let request = quest.request();
+    let spent = Spent::new(plan.settings.requests_max);
     let mut out = Questions::new();
     let mut wanted = None;
     let began = now();
@@ -86,8 +89,10 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
     // Set once for many waits: most end by an answer, and the next one would end later.
     let mut alarm = pin!(tokio::time::sleep_until(plan.deadline.instant()));
     loop {
+        lookup.on_asked_again(spent.again());
         let wait = match lookup.poll(node.since(now())) {
             Step::Ask { contact, rtt, hedge } => {
+                spent.ask();
                 if contact.id.as_bytes() == plan.target.as_bytes() {
                     wanted = Some(contact.clone());
                 }
@@ -108,10 +113,10 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                     insist(node, &plan, &wanted, &request, &mut verdict).await;
                 }
                 node.on_verdict(&plan, &verdict, now() - began);
-                learn_silence(node, &verdict).await;
                 for loser in &verdict.losers {
                     drop_question(node, &mut out, loser);
                 }
+                learn_silence(node, &verdict);
                 return verdict;
             }
         };
@@ -132,21 +137,28 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
         let at = node.since(now());
         match reply {
             Ok(Reply { mut answer, observed }) => {
-                let rtt = at.saturating_sub(question.asked);
+                let mut rtt = at.saturating_sub(question.asked);
+                if question.is_again {
+                    // With the pauses it is no round trip.
+                    let known = node.buckets.look_at(&question.to.id, |entry| entry.rtt.mean());
+                    rtt = known.flatten().unwrap_or(rtt);
+                }
                 node.buckets.answered(&question.to, observed, rtt, false).await;
                 let closer = closer_of(&mut answer, node, &lookup, observed);
                 let found = quest.on_answer(observed, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
-                if failure == Failure::Busy && !question.is_again {
+                if matches!(failure, Failure::Busy { .. }) && !question.is_again {
                     let Question { to, deadline, .. } = &question;
-                    if let Some(again) = node.patience.ask_again(node.network(), to, &request, *deadline) {
+                    let again = (failure, &spent);
+                    let again = node.patience.ask_again(node.network(), to, &request, *deadline, again);
+                    if let Some(again) = again {
                         out.push_boxed(Question { is_again: true, ..question }, again);
                         continue;
                     }
                 }
-                if failure != Failure::Busy {
+                if failure.is_the_peers() {
                     node.buckets.failed(question.to.id).await;
                 }
                 lookup.on_failure(&question.to.id, failure, at);
@@ -181,11 +193,14 @@ async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Reques
     }
 }
 
-/// Peers that were set aside and never answered: the table hears of it, as of any other failure.
-async fn learn_silence(node: &Node, verdict: &Verdict) {
-    for asked in &verdict.trace {
-        if asked.outcome == Outcome::Silent {
-            node.buckets.failed(asked.peer).await;
+/// Peers that were set aside and never answered. They were slower than others, which is no failure: whoever would make
+/// them leave the table need only keep us busy for a moment. They are asked whether they are there, and have all the
+/// time that a question has.
+fn learn_silence(node: &Node, verdict: &Verdict) {
+    for asked in verdict.trace.iter().filter(|asked| asked.outcome == Outcome::Silent) {
+        let known = |entry: &Entry| (!entry.is_silent()).then(|| entry.contact.clone());
+        if let Some(to) = node.buckets.look_at(&asked.peer, known).flatten() {
+            drop(node.pings.try_push(Errand { to, introduces: false }));
         }
     }
 }

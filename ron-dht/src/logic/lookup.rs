@@ -127,6 +127,8 @@ pub struct Lookup {
     /// Nearest first.
     candidates: Vec<Candidate>,
     questions: Vec<Question>,
+    /// Questions to those who were too busy at first.
+    again: usize,
     found: usize,
     ended: Option<Reason>,
 }
@@ -152,6 +154,7 @@ impl Lookup {
             deadline,
             candidates: Vec::new(),
             questions: Vec::new(),
+            again: 0,
             found: 0,
             ended: None,
         };
@@ -178,7 +181,7 @@ impl Lookup {
         if now < self.deadline {
             self.set_aside(now);
         }
-        let spent = self.questions.len() >= self.requests_max();
+        let spent = self.questions.len() + self.again >= self.requests_max();
         if now < self.deadline && !spent {
             if let Some(cancel) = self.look_elsewhere(now) {
                 return cancel;
@@ -238,16 +241,28 @@ impl Lookup {
     pub fn on_failure(&mut self, peer: &NodeId, why: Failure, now: Duration) {
         let Some((at, question)) = self.out(peer) else { return };
         let was_blamed = self.candidates[at].stage == Stage::Aside;
-        if why == Failure::Busy {
-            self.absolve(at);
-            // It is where it was looked for.
-            self.candidates[at].elsewhere = Elsewhere::Tried;
+        match why {
+            Failure::Busy { .. } => {
+                self.absolve(at);
+                // It is where it was looked for.
+                self.candidates[at].elsewhere = Elsewhere::Tried;
+            }
+            Failure::Local if was_blamed => self.unblame(at),
+            Failure::Local => {}
+            Failure::Timeout | Failure::Unreachable | Failure::Invalid if was_blamed => {}
+            Failure::Timeout | Failure::Unreachable | Failure::Invalid => {
+                self.candidates[at].stage = Stage::Gone;
+                self.settle(question, Outcome::Failed(why), now);
+                return self.blame(at);
+            }
         }
         self.candidates[at].stage = Stage::Gone;
         self.settle(question, Outcome::Failed(why), now);
-        if why != Failure::Busy && !was_blamed {
-            self.blame(at);
-        }
+    }
+
+    /// So many questions were asked once more, in all. They count like the others.
+    pub fn on_asked_again(&mut self, times: usize) {
+        self.again = times;
     }
 
     /// Ends the search: nobody wants the answer any more, or the node is stopping.
@@ -504,6 +519,13 @@ impl Lookup {
         }
     }
 
+    /// Nothing is known of this candidate after all.
+    fn unblame(&mut self, at: usize) {
+        for source in self.candidates[at].sources.into_iter().flatten() {
+            self.questions[usize::from(source)].bad -= 1;
+        }
+    }
+
     /// Whoever named this candidate told the truth, whatever was thought while it was silent.
     fn absolve(&mut self, at: usize) {
         let was_blamed = self.candidates[at].stage == Stage::Aside;
@@ -537,7 +559,7 @@ impl Lookup {
             closest: closest.into_iter().map(|candidate| candidate.contact.clone()).collect(),
             found: self.found,
             hops: trace.iter().filter(has_answered).map(|asked| asked.hop).max().unwrap_or(0),
-            rpcs: trace.len(),
+            rpcs: trace.len() + self.again,
             hedges: trace.iter().filter(|asked| asked.hedge).count(),
             losers: self.questions.iter().filter(is_out).map(|question| question.asked.peer).collect(),
             trace,

@@ -192,8 +192,12 @@ impl Row {
     }
 
     /// Which of two records for one place counts. All nodes come to the same answer, whatever arrives first: the
-    /// higher number; of two with the same, a withdrawal; otherwise the greater bytes.
+    /// higher number; of two with the same, a withdrawal; otherwise the greater bytes. Two values under one hash are one
+    /// value, however long they ask to live: nobody signed that, so it must not decide whose word counts.
     fn precedence(&self, other: &Row) -> Ordering {
+        if self.place == Place::Immutable {
+            return Ordering::Equal;
+        }
         let rank = |row: &Row| (row.seq, row.is_withdrawn);
         rank(self).cmp(&rank(other)).then_with(|| self.encoded.cmp(&other.encoded))
     }
@@ -889,6 +893,27 @@ mod tests {
         assert_eq!(records.compare_and_swap(mutable(3, b"c"), 4, &sender(1), NOW), stale);
         let held = records.value(&Value::mutable_key(&unproven_key(1), b"salt"), true, NOW).unwrap();
         assert_eq!(Value::decode(&held).unwrap().data()[..], b"b"[..]);
+    }
+
+    /// Nobody signs how long a value under its own hash is to live, so whoever says more or less than its owner can
+    /// neither shorten its life nor be in the way of those who prolong it.
+    #[test]
+    fn how_long_a_value_under_its_hash_asks_to_live_decides_nothing_else() {
+        let value = |ttl| Value::immutable(b"v", ttl).unwrap().verify().unwrap();
+        let key = Value::immutable(b"v", HOUR).unwrap().key();
+        let second = Duration::from_secs(1);
+        for others in [second, TTL_MAX, Duration::from_secs(u32::MAX.into())] {
+            let mut records = Records::new(Limits::default(), AddressPolicy::Public);
+            records.insert(value(others), &sender(1), Duration::ZERO).unwrap();
+            // The owner's word prolongs it, also where another spelling is held.
+            let later = HOUR;
+            assert!(records.insert(value(TTL_MAX), &sender(2), later).is_ok());
+            assert!(records.value(&key, false, later + TTL_MAX - second).is_some(), "{others:?}");
+            // And a short one after it takes nothing away.
+            assert_eq!(records.insert(value(second), &sender(1), later), Ok(Inserted::Unchanged));
+            assert!(records.value(&key, false, later + TTL_MAX - second).is_some(), "{others:?}");
+            assert!(records.value(&key, false, later + TTL_MAX).is_none());
+        }
     }
 
     #[test]

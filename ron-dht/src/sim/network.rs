@@ -385,7 +385,7 @@ impl Network for SimLink {
 
 fn failure(fault: &Fault) -> Failure {
     match fault.code {
-        Code::Busy => Failure::Busy,
+        Code::Busy => Failure::Busy { retry_after: fault.retry_after.unwrap_or_default() },
         Code::Timeout => Failure::Timeout,
         Code::Unavailable => Failure::Unreachable,
         _ => Failure::Invalid,

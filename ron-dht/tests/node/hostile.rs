@@ -47,6 +47,29 @@ async fn of_two_who_read_the_same_only_one_writes() {
     }
 }
 
+/// Each of two writers reached only some of the peers, and none of another mind: both were told that they had written,
+/// and one of them had not. Without more than half of the peers nobody has.
+#[tokio::test(start_paused = true)]
+async fn a_swap_that_most_peers_did_not_answer_is_undecided() {
+    for (silent, is_written) in [(0, true), (9, true), (10, false), (15, false)] {
+        let (world, host) = (World::of(100), host());
+        let dht = world.node(1000, &host, Dht::builder()).await;
+        let key = dht.put_mutable(b"s", b"first", 1, None, soon()).await.unwrap();
+        let near = world.closest(&key, 20, &dht.node_id());
+        world.silence_keepers(near.iter().copied().take(silent));
+        let written = dht.put_mutable(b"s", b"ours", 2, Some(1), soon()).await;
+        match is_written {
+            true => assert_eq!(written, Ok(key), "{silent}"),
+            false => {
+                assert_eq!(written, Err(DhtError::Undecided { kept: 20 - silent, asked: 20 }), "{silent}")
+            }
+        }
+        // Without a swap, every copy is worth having.
+        assert_eq!(dht.put_mutable(b"s", b"again", 3, None, soon()).await, Ok(key), "{silent}");
+        host.shutdown().await;
+    }
+}
+
 /// A node that itself held a newer value than it was told to write wrote all the same, to whoever held nothing.
 #[tokio::test(start_paused = true)]
 async fn what_this_node_knows_to_be_old_is_not_written() {

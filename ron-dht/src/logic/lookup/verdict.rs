@@ -14,9 +14,21 @@ pub enum Failure {
     /// No connection, or one to somebody else.
     Unreachable,
     /// It is there and too busy to say anything.
-    Busy,
+    Busy {
+        /// How long it would like to be left alone.
+        retry_after: Duration,
+    },
+    /// It was not asked: this node was too busy for it, or is stopping. Says nothing about the peer.
+    Local,
     /// It answered with something that is not an answer.
     Invalid,
+}
+
+impl Failure {
+    /// Whether it is held against the peer. Who says that it is busy is there, and who was not asked may be.
+    pub(crate) fn is_the_peers(self) -> bool {
+        !matches!(self, Failure::Busy { .. } | Failure::Local)
+    }
 }
 
 /// What came of one question.
@@ -31,7 +43,7 @@ pub enum Outcome {
     },
     /// It failed.
     Failed(Failure),
-    /// It was set aside and had not answered by the end. Perhaps dead: worth a ping.
+    /// It was set aside and had not answered by the end. Perhaps dead, perhaps only slow: worth a ping.
     Silent,
     /// The end came before its time was up. Says nothing about it.
     Canceled,
