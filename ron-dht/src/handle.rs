@@ -49,7 +49,7 @@ pub(crate) const LOOKUP: TaskSpec = TaskSpec::new("ron-dht", "lookup")
 
 pub(crate) const FOUND: LaneSpec = LaneSpec::new("ron-dht", "found", 64)
     .flow("one search → its caller")
-    .why("a caller that reads slowly holds its own search up, and nobody else's");
+    .why("some answers' worth; what a slow caller has no room for waits until the search is over, and holds nobody up");
 
 /// Waiting searches at which the node says that it takes no more writes, and then no more at all.
 const WRITES_AT: Ratio = Ratio::percent(80);
@@ -352,8 +352,10 @@ impl Dht {
 
     /// Those who provide `key`, as they are found: the first usually long before the search is over. It ends when
     /// `enough` were found, or everybody near the key was asked, or the deadline passed; [`Found::verdict`] says which.
-    /// What this node keeps itself comes first and counts: if it is enough, nobody is asked, and the verdict says so.
-    /// Dropping it calls the search off.
+    /// What this node keeps for others comes first and ends nothing, since anybody may have sent it; only its own word
+    /// counts like an answer. No answer counts for more than half of what is wanted, of more than one, so that no peer
+    /// alone decides what is found. With `enough` 1 the first answer decides: ask for more where that matters. Dropping it
+    /// calls the search off.
     ///
     /// # Errors
     /// [`DhtError::NotReady`] with nobody to ask. What happens later is told by [`Found::next`].
@@ -372,7 +374,7 @@ impl Dht {
             });
             searched.await
         };
-        Ok(Found { inbox, search: Some(Box::pin(search)), verdict: None })
+        Ok(Found { inbox, late: Vec::new().into_iter(), search: Some(Box::pin(search)), verdict: None })
     }
 
     /// Says that this node provides `key`, to the peers nearest to it, and says so again every
@@ -700,7 +702,9 @@ impl Dht {
 /// Providers as they are found.
 pub struct Found {
     inbox: Inbox<Provider>,
-    search: Option<BoxFuture<'static, Result<Verdict, DhtError>>>,
+    /// What there was no room for while the search ran.
+    late: std::vec::IntoIter<Provider>,
+    search: Option<BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>>,
     verdict: Option<Verdict>,
 }
 
@@ -717,9 +721,11 @@ impl Found {
                 ended = search => ended,
             };
             self.search = None;
-            self.verdict = Some(ended?);
+            let (verdict, late) = ended?;
+            self.verdict = Some(verdict);
+            self.late = late.into_iter();
         }
-        Ok(self.inbox.try_recv())
+        Ok(self.inbox.try_recv().or_else(|| self.late.next()))
     }
 
     /// How the search went, once it is over.

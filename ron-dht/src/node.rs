@@ -72,6 +72,21 @@ pub(crate) struct Parts {
 /// When to come back with records while the disk is behind: a sync of a busy disk or two.
 const BEHIND: Duration = Duration::from_secs(1);
 
+/// Proofs that come with a message.
+const PROOFS_FREE: usize = 8;
+
+/// What each proof of a larger message counts for: with the default limits, a core and a half of them for all peers.
+const PROOF_BYTES: u64 = 2 << 10;
+
+/// Forgeries after which the rest of a message is not looked at.
+const FORGED_MAX: usize = 3;
+
+/// Bytes of providers in one answer: 256 ordinary ones.
+const PROVIDERS_BYTES_MAX: usize = 48 << 10;
+
+/// Answers up to this size are paid for with the question; what is beyond it counts against the peer's bytes.
+const ANSWER_BYTES_FREE: u64 = 4 << 10;
+
 /// What the pinger has to do.
 #[derive(Clone)]
 pub(crate) struct Errands {
@@ -81,7 +96,7 @@ pub(crate) struct Errands {
 }
 
 /// Proves one item of a request, and says which sequence number its sender expects to be held.
-type Verify<T> = fn(&T) -> Result<(Verified, Option<u64>), RecordError>;
+type Verify<T> = fn(&Node, &T) -> Result<(Verified, Option<u64>), RecordError>;
 
 /// Tells the seconds since 1970.
 pub(crate) type UnixClock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -214,8 +229,8 @@ impl Node {
         self.metrics.tally(LOOKUPS, verdict.reason.name()).add(1);
         self.took.observe(took.as_secs_f64());
         self.hops.observe(verdict.hops.into());
-        // With nobody to ask, a search is complete and says nothing.
-        if plan.is_sample && verdict.reason == Reason::Complete && verdict.rpcs > 0 {
+        // With nobody to ask, a search is complete and says nothing; and who did not answer may be there all the same.
+        if plan.is_sample && verdict.reason == Reason::Complete && verdict.rpcs > 0 && verdict.is_sound() {
             let closest: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
             let mut estimate = self.estimate.lock();
             estimate.on_closest(&plan.target, &closest);
@@ -264,6 +279,13 @@ impl Node {
             Want::Immutable => (Vec::new(), store.records().value(&key, false, since)),
             Want::Mutable => (Vec::new(), store.records().value(&key, true, since)),
         });
+        // A few long ones instead of all: whoever fills a key with long records makes its readers pay for nothing.
+        let mut bytes = 0;
+        let fits = |record: &Bytes| {
+            bytes += record.len();
+            bytes <= PROVIDERS_BYTES_MAX
+        };
+        let providers = providers.into_iter().take_while(fits).collect();
         Answer::Found { closer: self.closer(&key, &from.id), providers, value }
     }
 
@@ -273,6 +295,7 @@ impl Node {
         self: Arc<Self>,
         from: Sender,
         items: Vec<T>,
+        pass: Pass,
         deadline: Deadline,
         verify: Verify<T>,
     ) -> Result<Vec<Outcome>, Fault> {
@@ -282,21 +305,28 @@ impl Node {
         }
         let node = Arc::clone(&self);
         let check = move || {
+            let mut forged = 0;
             let keep = |item: &T| {
                 if deadline.has_passed() {
                     return Outcome::Skipped;
                 }
-                match verify(item) {
+                // Who brings several forgeries is not worth looking through the rest.
+                if forged >= FORGED_MAX {
+                    return Outcome::Invalid;
+                }
+                match verify(&node, item) {
                     Ok((verified, expected)) => node.keep(verified, &from, expected),
                     Err(error) => {
+                        forged += usize::from(matches!(error, RecordError::BadSignature(_)));
                         node.on_refused(&error);
                         Outcome::from(&Err(error))
                     }
                 }
             };
-            items.iter().map(keep).collect::<Vec<_>>()
+            // Inside until the work is done, also if nobody waits for it any more.
+            (items.iter().map(keep).collect::<Vec<_>>(), pass)
         };
-        let mut outcomes = self.spawner.blocking("verify", deadline, check).await?;
+        let (mut outcomes, _pass) = self.spawner.blocking("verify", deadline, check).await?;
         let is_kept = outcomes.contains(&Outcome::Kept);
         let flushed = if is_kept { self.keeping.flush(deadline).await } else { Ok(()) };
         if let Err(error) = flushed {
@@ -375,6 +405,35 @@ impl Node {
         })
     }
 
+    /// Whether a record, yet unproven, says more than is known. What must be refused anyway is not worth a proof.
+    fn is_news(&self, record: &ProviderRecord) -> Result<(), RecordError> {
+        record.is_current(self.clock().unix_secs)?;
+        let held =
+            self.keeping.with(|kept| kept.store.records().provider_seq(&record.key(), &record.publisher()));
+        match held {
+            Some(held) if held > record.seq() => Err(RecordError::Stale { held }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts the proofs of a message against the peer's limits: a short message may hold five hundred of them.
+    fn charge_proofs(&self, from: &Sender, count: usize) -> Result<(), Fault> {
+        if count <= PROOFS_FREE {
+            return Ok(());
+        }
+        self.admit(from, count as u64 * PROOF_BYTES).map(drop)
+    }
+
+    /// Counts a long answer against the peer's limits, like a request of its size.
+    fn charge(&self, from: &Sender, answer: &Answer) -> Result<(), Fault> {
+        let Answer::Found { providers, value, .. } = answer else { return Ok(()) };
+        let bytes = providers.iter().chain(value).map(|record| record.len() as u64).sum();
+        if bytes <= ANSWER_BYTES_FREE {
+            return Ok(());
+        }
+        self.admit(from, bytes).map(drop)
+    }
+
     fn serve(&self, from: Sender, request: Request, pass: Pass, deadline: Deadline) -> Served {
         // Methods are numbered from one.
         self.requests[usize::from(request.method()) - 1].add(1);
@@ -387,20 +446,34 @@ impl Node {
                 Served::Now(Ok(Answer::Nodes { closer: self.closer(&target, &from.id) }))
             }
             Request::FindValue { key, want, limit } => {
-                Served::Now(Ok(self.find_value(&from, key, want, limit)))
+                let answer = self.find_value(&from, key, want, limit);
+                Served::Now(self.charge(&from, &answer).map(|()| answer))
             }
-            Request::Provide { records } => self.later(|node| async move {
-                let _pass = pass;
-                let verify = |record: &Bytes| Ok((ProviderRecord::decode(record)?.verify()?, None));
-                let results = node.keep_all(from, records, deadline, verify).await?;
-                Ok(Answer::Provided { results })
-            }),
-            Request::Store { values } => self.later(|node| async move {
-                let _pass = pass;
-                let verify = |put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
-                let results = node.keep_all(from, values, deadline, verify).await?;
-                Ok(Answer::Stored { results })
-            }),
+            Request::Provide { records } => {
+                if let Err(refused) = self.charge_proofs(&from, records.len()) {
+                    return Served::Now(Err(refused));
+                }
+                self.later(|node| async move {
+                    let verify = |node: &Node, record: &Bytes| {
+                        let record = ProviderRecord::decode(record)?;
+                        node.is_news(&record)?;
+                        Ok((record.verify()?, None))
+                    };
+                    let results = node.keep_all(from, records, pass, deadline, verify).await?;
+                    Ok(Answer::Provided { results })
+                })
+            }
+            Request::Store { values } => {
+                if let Err(refused) = self.charge_proofs(&from, values.len()) {
+                    return Served::Now(Err(refused));
+                }
+                self.later(|node| async move {
+                    let verify =
+                        |_: &Node, put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
+                    let results = node.keep_all(from, values, pass, deadline, verify).await?;
+                    Ok(Answer::Stored { results })
+                })
+            }
         }
     }
 }

@@ -36,6 +36,10 @@ pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-dht", "claims", 340)
 /// search hears nobody meanwhile.
 const CHECKED_HERE: usize = 2;
 
+/// Providers that wait for a caller beyond those in its lane. What is found after them is not handed out: nobody dials
+/// three hundred.
+const LATE_MAX: usize = 256;
+
 /// Peers that are asked to keep a record at once.
 pub(crate) const STORES_AT_ONCE: usize = 8;
 
@@ -139,7 +143,8 @@ impl Node {
 
     async fn provide_as(&self, plan: Plan, seq: u64, clock: Clock) -> Result<Published, DhtError> {
         let (key, deadline) = (plan.target, plan.deadline);
-        let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl);
+        let addrs = self.network().listening();
+        let record = ProviderRecord::sign(&self.identity, key, &addrs, seq, clock.unix_secs, self.ttl);
         let published = self.publish_record(plan, record).await?;
         self.keeping.with(|kept| kept.store.on_published(&[(key, seq)], clock));
         self.metrics.tally(PROVIDED, "").add(1);
@@ -159,7 +164,7 @@ impl Node {
             seq
         });
         self.keeping.flush(plan.deadline).await?;
-        self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq)).await
+        self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq, clock.unix_secs)).await
     }
 
     async fn publish_record(&self, plan: Plan, record: ProviderRecord) -> Result<Published, DhtError> {
@@ -316,13 +321,13 @@ impl Node {
         }
     }
 
-    /// Looks for providers and hands each to `lane` as soon as it is checked.
+    /// Looks for providers and hands each to `lane` as soon as it is checked. What there was no room for comes at the end.
     pub(crate) async fn find_providers(
         &self,
         plan: Plan,
         enough: NonZeroUsize,
         lane: Lane<Provider>,
-    ) -> Verdict {
+    ) -> (Verdict, Vec<Provider>) {
         let (key, deadline) = (plan.target, plan.deadline);
         let mut quest = Providers::new(self, key, enough, deadline, lane);
         // What we keep is handed out first and ends nothing: anybody may have sent it, and sees nobody else asked if it
@@ -331,7 +336,7 @@ impl Node {
         if is_ours {
             quest.count(&[self.id]);
         }
-        let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
+        let Some(goal) = quest.goal() else { return (Verdict::at_home(quest.seen.len()), quest.late) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
         for (region, point) in
@@ -355,7 +360,7 @@ impl Node {
             verdict.reason = Reason::Enough;
         }
         verdict.found = quest.seen.len();
-        verdict
+        (verdict, quest.late)
     }
 
     fn own_providers(&self, key: &Key) -> Vec<Bytes> {
@@ -439,17 +444,32 @@ struct Providers<'a> {
     seen: HashMap<NodeId, u64>,
     /// Those that count towards `enough`.
     counted: HashSet<NodeId>,
+    /// Those that the caller had no room for yet.
+    late: Vec<Provider>,
 }
 
 impl<'a> Providers<'a> {
     fn new(node: &'a Node, key: Key, enough: NonZeroUsize, deadline: Deadline, lane: Lane<Provider>) -> Self {
-        Providers { node, key, enough, deadline, lane, seen: HashMap::new(), counted: HashSet::new() }
+        let (seen, counted, late) = (HashMap::new(), HashSet::new(), Vec::new());
+        Providers { node, key, enough, deadline, lane, seen, counted, late }
     }
 
     /// How many are still to be found; nothing if those are enough that were.
     fn goal(&self) -> Option<Goal> {
         let missing = self.enough.get().saturating_sub(self.counted.len());
         NonZeroUsize::new(missing).map(Goal::Found)
+    }
+
+    /// Hands a provider to the caller, or keeps it until the end if the caller is slow: the search, and the worker that
+    /// runs it, wait for nobody.
+    fn hand_out(&mut self, provider: Provider) {
+        if self.late.is_empty() {
+            if let Err((_, provider)) = self.lane.try_push_or_return(provider) {
+                self.late.push(provider);
+            }
+        } else {
+            self.late.push(provider);
+        }
     }
 
     /// Counts what one answer told of towards `enough`, and says how much that was. At most half of what is wanted, of
@@ -467,12 +487,13 @@ impl<'a> Providers<'a> {
     /// new, with the addresses that such a peer may name. Says which providers they prove, those included that were
     /// known.
     async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> Vec<NodeId> {
-        let key = self.key;
+        let (key, unix) = (self.key, self.node.clock().unix_secs);
         let decoded = encoded
             .iter()
             .take(PROVIDERS_MAX)
             .filter_map(|record| ProviderRecord::decode(record).ok())
-            .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn());
+            .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn())
+            .filter(|record| record.is_current(unix).is_ok());
         let is_known = |record: &ProviderRecord| {
             self.seen.get(&record.publisher()).is_some_and(|seq| *seq >= record.seq())
         };
@@ -481,11 +502,17 @@ impl<'a> Providers<'a> {
         if decoded.is_empty() {
             return told;
         }
-        let is_little = decoded.len() <= CHECKED_HERE;
-        let check = move || decoded.into_iter().filter_map(|record| record.verify().ok()).collect();
-        let checked: Vec<Verified> = match is_little {
-            true => check(),
-            false => self.node.spawner.blocking("verify", self.deadline, check).await.unwrap_or_default(),
+        let prove = |records: &[ProviderRecord]| -> Vec<Verified> {
+            records.iter().filter_map(|record| record.clone().verify().ok()).collect()
+        };
+        let decoded = Arc::new(decoded);
+        let checked: Vec<Verified> = if decoded.len() <= CHECKED_HERE {
+            prove(&decoded)
+        } else {
+            let many = Arc::clone(&decoded);
+            let checked = self.node.spawner.blocking("verify", self.deadline, move || prove(&many)).await;
+            // Others keep all threads busy. A few are better than none.
+            checked.unwrap_or_else(|_| prove(&decoded[..CHECKED_HERE]))
         };
         for verified in checked {
             let Record::Provider(record) = verified.into_record() else { continue };
@@ -493,12 +520,13 @@ impl<'a> Providers<'a> {
             if addrs.is_empty() && !record.addrs().is_empty() {
                 continue;
             }
+            if self.late.len() >= LATE_MAX {
+                break;
+            }
             self.seen.insert(record.publisher(), record.seq());
             told.push(record.publisher());
             let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
-            if self.lane.push(provider, self.deadline).await.is_err() {
-                break;
-            }
+            self.hand_out(provider);
         }
         told
     }

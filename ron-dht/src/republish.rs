@@ -301,9 +301,10 @@ impl Node {
         });
         let signing = {
             let (identity, numbered) = (Arc::clone(&self.identity), numbered.clone());
-            let (addrs, ttl) = (self.network().listening(), self.ttl);
+            let (addrs, issued, ttl) = (self.network().listening(), clock.unix_secs, self.ttl);
             let sign = move |(key, seq): &(Key, Option<u64>)| {
-                seq.map(|seq| ProviderRecord::sign(&identity, *key, &addrs, seq, ttl).encoded().clone())
+                let sign = |seq| ProviderRecord::sign(&identity, *key, &addrs, seq, issued, ttl);
+                seq.map(|seq| sign(seq).encoded().clone())
             };
             move || numbered.iter().map(sign).collect::<Vec<Option<Bytes>>>()
         };

@@ -1,4 +1,4 @@
-//! Asking a peer again that was too busy.
+//! Asking a peer again that was too busy, or that we were too busy to ask.
 //!
 //! Only questions are asked again, since a question may be asked twice. To the search such a peer is slow and no more:
 //! past its hedge delay another one has its place, and what it says in the end still counts. Pauses, tries and the
@@ -44,7 +44,7 @@ impl Patience {
         to: &Contact,
         request: &Arc<Request>,
         deadline: Deadline,
-        (busy, spent): (Failure, &Arc<Spent>),
+        (why, spent): (Failure, &Arc<Spent>),
     ) -> Option<BoxFuture<'static, Result<Reply, Failure>>> {
         let retry = match **request {
             Request::FindNode { .. } => &self.find_node,
@@ -60,7 +60,7 @@ impl Patience {
             let again = retry.run(deadline, || {
                 // What the search has no request left for is not asked, and ends like this.
                 let ask = || spent.ask_again().then(|| network.ask(&to, Arc::clone(&request), deadline));
-                let next = if is_first { Err(busy) } else { ask().ok_or(Failure::Local) };
+                let next = if is_first { Err(why) } else { ask().ok_or(Failure::Local) };
                 is_first = false;
                 async move {
                     match next {
@@ -119,11 +119,9 @@ impl From<CallError> for Unanswered {
 impl Refusal for Unanswered {
     fn kind(&self) -> ErrorKind {
         match self.0 {
-            Failure::Busy { .. } => ErrorKind::Busy,
+            Failure::Busy { .. } | Failure::Local => ErrorKind::Busy,
             // Whatever else is wrong with it is still wrong in a tenth of a second.
-            Failure::Timeout | Failure::Unreachable | Failure::Invalid | Failure::Local => {
-                ErrorKind::Canceled
-            }
+            Failure::Timeout | Failure::Unreachable | Failure::Invalid => ErrorKind::Canceled,
         }
     }
 

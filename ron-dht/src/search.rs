@@ -149,7 +149,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
-                if matches!(failure, Failure::Busy { .. }) && !question.is_again {
+                if !failure.is_the_peers() && !question.is_again {
                     let Question { to, deadline, .. } = &question;
                     let again = (failure, &spent);
                     let again = node.patience.ask_again(node.network(), to, &request, *deadline, again);

@@ -27,7 +27,7 @@ use crate::logic::{
     addrs::{AddressPolicy, Sender, Source},
     records::{Inserted, Kept, Limits, Records},
     schedule::{Planned, REPUBLISH, Schedule},
-    signed::{RecordError, Verified},
+    signed::{Record, RecordError, Verified},
 };
 
 /// What an entry of the journal is.
@@ -217,6 +217,7 @@ impl Store {
         sender: &Sender,
         clock: Clock,
     ) -> Result<Inserted, RecordError> {
+        check_time(&record, clock)?;
         let (asked, inserted) = (record.clone(), self.records.insert(record, sender, clock.now)?);
         self.note(&asked, inserted, clock);
         Ok(inserted)
@@ -233,6 +234,7 @@ impl Store {
         sender: &Sender,
         clock: Clock,
     ) -> Result<Inserted, RecordError> {
+        check_time(&record, clock)?;
         let asked = record.clone();
         let inserted = self.records.compare_and_swap(record, expected, sender, clock.now)?;
         self.note(&asked, inserted, clock);
@@ -389,6 +391,14 @@ impl Store {
             let stamp = durable.next_stamp();
             planned_entries(planned, stamp).for_each(|entry| durable.add(entry));
         }
+    }
+}
+
+/// Whether a provider record was signed at a time at which it can be of use now.
+fn check_time(record: &Verified, clock: Clock) -> Result<(), RecordError> {
+    match record.record() {
+        Record::Provider(record) => record.is_current(clock.unix_secs),
+        Record::Value(_) => Ok(()),
     }
 }
 
@@ -702,6 +712,29 @@ mod tests {
         // An old word is still known to be old.
         assert_eq!(store.insert(provider(2, 1, 4), &sender(), after), Err(RecordError::Stale { held: 4 }));
         second.shutdown().await;
+    }
+
+    /// Whoever has kept a copy of a record brings it again when everybody has forgotten it, or to a node that never
+    /// knew it; and that of one who has withdrawn it, when the withdrawal is forgotten.
+    #[test]
+    fn an_old_word_does_not_come_back() {
+        let mut store = Store::memory(StoreSettings::default(), &mut fastrand::Rng::with_seed(1));
+        let day = 24 * 3600;
+        assert_eq!(store.insert(provider(1, 1, 1), &sender(), clock(0)), Ok(Inserted::Added));
+        assert_eq!(store.insert(provider(2, 1, 1), &sender(), clock(0)), Ok(Inserted::Added));
+        let gone = Verified::unproven(2, key(1), &[], 2, HOUR, true);
+        assert_eq!(store.insert(gone, &sender(), clock(10)), Ok(Inserted::Replaced));
+        for hours in 1..100 {
+            let at = clock(hours * 3600 + 20);
+            store.expire(at.now, usize::MAX);
+            let again = store.insert(provider(1, 1, 1), &sender(), at);
+            let withdrawn = store.insert(provider(2, 1, 1), &sender(), at);
+            let is_over = hours * 3600 + 20 > 3600 + day;
+            assert_eq!(again == Err(RecordError::Expired), is_over, "{hours} h: {again:?}");
+            assert!(withdrawn.is_err(), "{hours} h: {withdrawn:?}");
+        }
+        let late = Clock { unix_secs: 1_800_000_000 - day - 1, ..clock(0) };
+        assert_eq!(store.insert(provider(3, 1, 1), &sender(), late), Err(RecordError::Expired));
     }
 
     #[tokio::test(start_paused = true)]

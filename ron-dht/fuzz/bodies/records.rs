@@ -105,6 +105,8 @@ fn submit(data: &[u8]) {
 
 const KEYS: u8 = 3;
 
+const ISSUED: u64 = 1_800_000_000;
+
 fn key(number: u8) -> Key {
     Key::from_bytes([number; 32])
 }
@@ -120,8 +122,8 @@ fn pool() -> &'static [(Vec<u8>, Verified)] {
                 for seq in 1..3 {
                     let addr = SocketAddr::from(([9, 9, who, number], 4000));
                     let ttl = HOUR / 2 * u32::from(who);
-                    pool.push(ProviderRecord::sign(&identity, key(number), &[addr], seq, ttl));
-                    pool.push(ProviderRecord::withdraw(&identity, key(number), seq));
+                    pool.push(ProviderRecord::sign(&identity, key(number), &[addr], seq, ISSUED, ttl));
+                    pool.push(ProviderRecord::withdraw(&identity, key(number), seq, ISSUED));
                 }
             }
         }

@@ -2,7 +2,9 @@
 //!
 //! Nothing here trusts a clock but the local one: a record lives from when it was received, for as long as it asks
 //! and at most a day, so neither a skewed clock nor a huge number keeps it longer. Hearing the same provider record
-//! again prolongs nothing; its publisher counts `seq` up instead, and so a replay keeps nobody's old word alive.
+//! again prolongs nothing; its publisher counts `seq` up instead. Whoever has forgotten a record, or never knew it, cannot
+//! tell a replay by that: when it was signed tells, and whoever has a wall clock asks it before a record comes here. Until
+//! nobody takes the record any more, its withdrawal stays.
 //!
 //! When there is no room, the newcomer is refused, with one exception: whoever holds most makes room for whoever
 //! holds less. A flooder can then neither push out those who hold less than it, nor lock out those who come after it.
@@ -20,7 +22,7 @@ use ron_core::NodeId;
 use super::{
     Key,
     addrs::{AddressPolicy, Sender, Source},
-    signed::{ProviderRecord, Record, RecordError, TTL_MAX, Value, Verified},
+    signed::{ProviderRecord, Record, RecordError, SKEW_MAX, TTL_MAX, Value, Verified},
 };
 
 /// What one record costs beside its own bytes: its row (about 150), its places in the indexes by key, expiry, source
@@ -273,7 +275,8 @@ impl Records {
             }
             Record::Value(value) => value.ttl_secs(),
         };
-        let life = Duration::from_secs(ttl_secs.into()).min(self.limits.ttl_max);
+        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
+        let life = Duration::from_secs(ttl_secs.into()).min(self.life_max(is_withdrawn));
         self.place(Row::of(&record, self.policy.source(sender), now + life), expected, now)
     }
 
@@ -287,8 +290,14 @@ impl Records {
         } else {
             Record::Provider(ProviderRecord::decode(&kept.encoded)?)
         };
-        let expires = kept.expires.min(now + self.limits.ttl_max);
+        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
+        let expires = kept.expires.min(now + self.life_max(is_withdrawn));
         self.place(Row::of(&record, kept.source, expires), None, now)
+    }
+
+    /// A withdrawal outlives every record that it withdraws, also where a clock is late.
+    fn life_max(&self, is_withdrawn: bool) -> Duration {
+        self.limits.ttl_max + if is_withdrawn { SKEW_MAX } else { Duration::ZERO }
     }
 
     fn place(&mut self, mut new: Row, expected: Option<u64>, now: Duration) -> Result<Inserted, RecordError> {

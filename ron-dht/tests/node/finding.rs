@@ -8,7 +8,7 @@ use ron_dht::{
     network::{self as wire, Answer, Request},
 };
 
-use super::world::{Counts, World, host, id, key, soon};
+use super::world::{Counts, START, World, host, id, key, soon};
 
 async fn ids(found: &mut Found) -> Vec<NodeId> {
     let mut ids = Vec::new();
@@ -92,9 +92,35 @@ async fn a_crowd_of_one_answer_does_not_end_a_search() {
     host.shutdown().await;
 }
 
+/// Readers that stop reading hold up neither their searches nor those of others, and miss nothing of what was found.
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_holds_nobody_up() {
+    let (world, host) = (World::of(60), host());
+    let settings = Settings { workers: NonZeroUsize::new(2).unwrap(), ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().client().settings(settings)).await;
+    let crowd: Vec<_> = (1..=200).map(|who| forged(who, key(1)).encoded().clone()).collect();
+    for peer in world.closest(&key(1), 20, &dht.node_id()) {
+        world.tell(peer, key(1), crowd.clone());
+    }
+    let far = || ron_core::Deadline::after(Duration::from_secs(60));
+    let mut slow = Vec::new();
+    for _ in 0..4 {
+        let mut found = dht.find_providers(key(1), NonZeroUsize::new(256).unwrap(), far()).unwrap();
+        assert!(found.next().await.unwrap().is_some());
+        slow.push(found);
+    }
+    let began = now();
+    dht.find_node(key(2), soon()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    for mut found in slow {
+        assert_eq!(ids(&mut found).await.len(), 199);
+    }
+    host.shutdown().await;
+}
+
 fn forged(who: u8, what: Key) -> ProviderRecord {
     let addrs = ["10.9.9.9:1".parse().unwrap()];
-    ProviderRecord::sign(&Identity::from_seed(&[who; 32]), what, &addrs, 1, Duration::from_secs(3600))
+    ProviderRecord::sign(&Identity::from_seed(&[who; 32]), what, &addrs, 1, START, Duration::from_secs(3600))
 }
 
 /// Peers that answer anything at all: failures, answers to other questions, sixty names of whom half do not exist and the

@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use ron_core::net::Identity;
 use ron_dht::{Dht, DhtError, Key, Preset, ProviderRecord, Settings, Value};
 
-use super::world::{World, host, key, soon};
+use super::world::{START, World, host, key, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -114,9 +114,15 @@ async fn providers_come_with_addresses_that_may_be_dialled() {
         let dht = world.node(1000, &host, Dht::builder().settings(settings)).await;
         let addrs = |addrs: &[&str]| addrs.iter().map(|addr| addr.parse().unwrap()).collect::<Vec<_>>();
         let mixed = addrs(&["127.0.0.1:80", "0.0.0.0:80", "9.9.9.9:1"]);
-        let record = ProviderRecord::sign(&identity(7), key(1), &mixed, 1, DAY);
-        let lure =
-            ProviderRecord::sign(&identity(8), key(1), &addrs(&["0.0.0.0:22", "224.0.0.1:22"]), 1, DAY);
+        let record = ProviderRecord::sign(&identity(7), key(1), &mixed, 1, START, DAY);
+        let lure = ProviderRecord::sign(
+            &identity(8),
+            key(1),
+            &addrs(&["0.0.0.0:22", "224.0.0.1:22"]),
+            1,
+            START,
+            DAY,
+        );
         for peer in world.closest(&key(1), 1, &dht.node_id()) {
             world.hold_record(peer, &record);
             world.hold_record(peer, &lure);

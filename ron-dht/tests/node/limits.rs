@@ -8,11 +8,11 @@ use ron_core::{
     now,
 };
 use ron_dht::{
-    Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings,
-    network::{Answer, Outcome, Request, Sender, Served},
+    Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings, Value,
+    network::{Answer, Outcome, Put, Request, Sender, Served, Want},
 };
 
-use super::world::{Counts, World, host, id, key, soon};
+use super::world::{Counts, START, World, host, id, key, soon};
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
@@ -328,10 +328,50 @@ async fn garbage_is_counted_and_limited() {
     host.shutdown().await;
 }
 
+/// A short question for a long answer is paid for by the answer.
+#[tokio::test(start_paused = true)]
+async fn long_answers_count_against_whoever_asks() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let limits = Settings::default().peer_limits;
+    let peer_limits = GateLimits { bytes_per_second: 40 << 10, bytes_burst: 40 << 10, ..limits };
+    let settings = Settings { peer_limits, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    let value = Value::immutable(&[7; 16 << 10], 3600 * SECOND).unwrap();
+    let what = value.key();
+    let put = Put { value: value.encoded().clone(), expected: None };
+    world.ask(dht.node_id(), id(2), Request::Store { values: vec![put] }).await.unwrap();
+    let ask =
+        || world.ask(dht.node_id(), id(1), Request::FindValue { key: what, want: Want::Immutable, limit: 1 });
+    assert!(ask().await.is_ok() && ask().await.is_ok());
+    assert_eq!(ask().await.unwrap_err().code, Code::Busy);
+    assert_eq!(counts.get("quota_reject_total{kind=\"rate\"}"), 1);
+    tokio::time::sleep(2 * SECOND).await;
+    assert!(ask().await.is_ok());
+
+    // A key full of the longest records there can be: a few of them.
+    let addrs: Vec<_> = (1..=8).map(|at| format!("[2606::{at}]:1").parse().unwrap()).collect();
+    for who in 1..=200 {
+        let stranger = Identity::from_seed(&[who; 32]);
+        let record = ProviderRecord::sign(&stranger, key(5), &addrs, 1, START, 3600 * SECOND);
+        let request = Request::Provide { records: vec![record.encoded().clone()] };
+        world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap();
+    }
+    tokio::time::sleep(9 * SECOND).await;
+    let request = Request::FindValue { key: key(5), want: Want::Providers, limit: 256 };
+    match world.ask(dht.node_id(), id(3), request).await {
+        Ok(Answer::Found { providers, .. }) => {
+            let bytes: usize = providers.iter().map(bytes::Bytes::len).sum();
+            assert!((40 << 10..=48 << 10).contains(&bytes), "{} of {bytes} bytes", providers.len());
+        }
+        other => panic!("{other:?}"),
+    }
+    host.shutdown().await;
+}
+
 async fn give(world: &World, dht: &Dht, who: u8, what: Key) -> Outcome {
     let stranger = Identity::from_seed(&[who; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
-    let record = ProviderRecord::sign(&stranger, what, &addrs, 1, 3600 * SECOND);
+    let record = ProviderRecord::sign(&stranger, what, &addrs, 1, START, 3600 * SECOND);
     let request = Request::Provide { records: vec![record.encoded().clone()] };
     match world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap() {
         Answer::Provided { results } => results[0],
@@ -359,8 +399,9 @@ async fn quotas_refuse_and_say_which() {
     let bytes = counts.get("record_bytes");
     assert_eq!((counts.get("records"), (400..8000).contains(&bytes)), (4, true), "{bytes} bytes");
     // What is not signed by whom it says is no record at all.
-    let mut forged =
-        ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, SECOND).encoded().to_vec();
+    let mut forged = ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, START, SECOND)
+        .encoded()
+        .to_vec();
     *forged.last_mut().unwrap() ^= 1;
     let request = Request::Provide { records: vec![forged.into()] };
     let answer = world.ask(dht.node_id(), id(1), request).await.unwrap();

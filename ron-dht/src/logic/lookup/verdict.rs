@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use ron_core::NodeId;
 
-use super::super::{Contact, table::bucket_index};
+use super::super::{
+    Contact,
+    table::{K, bucket_index},
+};
 
 /// Why a question brought nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,6 +135,14 @@ impl Verdict {
             losers: Vec::new(),
             trace: Vec::new(),
         }
+    }
+
+    /// Whether those who answered tell how many there are: k of them, or all who were asked. Fewer, with others silent,
+    /// would make a lossy link look like a small network.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let has_answered = |asked: &Asked| matches!(asked.outcome, Outcome::Answered { .. });
+        self.closest.len() >= K || self.trace.iter().all(has_answered)
     }
 
     /// Whether a search of node `own` for a key of its bucket `bucket` shows that nobody alive is in there: whoever is in
