@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Deadline, LaneSpec, Supervisor,
+    Deadline, LaneSpec, NodeId, Supervisor,
     net::{
         BoxFuture, Endpoint, NetError,
         oap::Code,
@@ -46,6 +46,8 @@ pub struct Reply {
     pub answer: Answer,
     /// Where the peer is, as seen from here: not what it says of itself.
     pub observed: IpAddr,
+    /// Where it takes calls: where this node dialled it. Unknown over a link that the peer opened.
+    pub dialled: Option<SocketAddr>,
 }
 
 /// How a node reaches others.
@@ -57,6 +59,12 @@ pub trait Network: fmt::Debug + Send + Sync + 'static {
         request: Arc<Request>,
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// Whether there is a link with this peer, so that a question to it takes one round trip and no more.
+    fn is_linked(&self, peer: &NodeId) -> bool {
+        let _ = peer;
+        true
+    }
 
     /// Where others can reach this node. Empty if they cannot.
     fn listening(&self) -> Vec<SocketAddr>;
@@ -126,20 +134,34 @@ impl Network for Links {
     ) -> BoxFuture<'static, Result<Reply, Failure>> {
         let (peers, to) = (self.peers.clone(), to.clone());
         Box::pin(async move {
-            let session = match peers.get(to.id) {
-                Some(session) => session,
-                // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
-                None => {
-                    let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
-                    dialled.map_err(|error| failure(&error))?
-                }
-            };
             let (number, body) = request.encode();
-            let called = session.call(named(number), &body, deadline).await;
+            // A link may end for another one's sake, or because nobody used it, while a question is under way. That is not
+            // the peer's doing, and a question may be asked twice.
+            let mut may_repeat = !matches!(*request, Request::Provide { .. } | Request::Store { .. });
+            let (session, called) = loop {
+                let session = match peers.get(to.id) {
+                    Some(session) => session,
+                    // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
+                    None => {
+                        let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
+                        dialled.map_err(|error| failure(&error))?
+                    }
+                };
+                let called = session.call(named(number), &body, deadline).await;
+                if !(may_repeat && matches!(called, Err(RpcError::Closed))) {
+                    break (session, called);
+                }
+                may_repeat = false;
+            };
             let body = called.map_err(|error| failure(&error))?;
             let answer = Answer::decode(number, &body).map_err(|_| Failure::Invalid)?;
-            Ok(Reply { answer, observed: session.remote().ip() })
+            let dialled = (session.side() == rpc::Side::Dialer).then(|| session.remote());
+            Ok(Reply { answer, observed: session.remote().ip(), dialled })
         })
+    }
+
+    fn is_linked(&self, peer: &NodeId) -> bool {
+        self.peers.get(*peer).is_some()
     }
 
     fn listening(&self) -> Vec<SocketAddr> {

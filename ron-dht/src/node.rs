@@ -368,7 +368,7 @@ impl Node {
 
 impl Answers for Node {
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served {
-        match self.admit(&from, weight(&request)) {
+        match self.admit(&from, weight(&request) + proofs(&request)) {
             Ok(pass) => self.serve(from, request, pass, deadline),
             Err(refused) => Served::Now(Err(refused)),
         }
@@ -380,7 +380,15 @@ impl Answers for Node {
             Err(refused) => return Served::Now(Err(refused)),
         };
         match Request::decode(method, body) {
-            Ok(request) => self.serve(from, request, pass, deadline),
+            Ok(request) if proofs(&request) == 0 => self.serve(from, request, pass, deadline),
+            Ok(request) => {
+                // One place is enough for it.
+                drop(pass);
+                match self.admit(&from, proofs(&request)) {
+                    Ok(pass) => self.serve(from, request, pass, deadline),
+                    Err(refused) => Served::Now(Err(refused)),
+                }
+            }
             Err(error) => {
                 self.metrics.tally(RECORD_REJECTS, error.reason()).add(1);
                 Served::Now(Err(refusal(method, &error)))
@@ -416,14 +424,6 @@ impl Node {
         }
     }
 
-    /// Counts the proofs of a message against the peer's limits: a short message may hold five hundred of them.
-    fn charge_proofs(&self, from: &Sender, count: usize) -> Result<(), Fault> {
-        if count <= PROOFS_FREE {
-            return Ok(());
-        }
-        self.admit(from, count as u64 * PROOF_BYTES).map(drop)
-    }
-
     /// Counts a long answer against the peer's limits, like a request of its size.
     fn charge(&self, from: &Sender, answer: &Answer) -> Result<(), Fault> {
         let Answer::Found { providers, value, .. } = answer else { return Ok(()) };
@@ -447,33 +447,23 @@ impl Node {
             }
             Request::FindValue { key, want, limit } => {
                 let answer = self.find_value(&from, key, want, limit);
+                drop(pass);
                 Served::Now(self.charge(&from, &answer).map(|()| answer))
             }
-            Request::Provide { records } => {
-                if let Err(refused) = self.charge_proofs(&from, records.len()) {
-                    return Served::Now(Err(refused));
-                }
-                self.later(|node| async move {
-                    let verify = |node: &Node, record: &Bytes| {
-                        let record = ProviderRecord::decode(record)?;
-                        node.is_news(&record)?;
-                        Ok((record.verify()?, None))
-                    };
-                    let results = node.keep_all(from, records, pass, deadline, verify).await?;
-                    Ok(Answer::Provided { results })
-                })
-            }
-            Request::Store { values } => {
-                if let Err(refused) = self.charge_proofs(&from, values.len()) {
-                    return Served::Now(Err(refused));
-                }
-                self.later(|node| async move {
-                    let verify =
-                        |_: &Node, put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
-                    let results = node.keep_all(from, values, pass, deadline, verify).await?;
-                    Ok(Answer::Stored { results })
-                })
-            }
+            Request::Provide { records } => self.later(|node| async move {
+                let verify = |node: &Node, record: &Bytes| {
+                    let record = ProviderRecord::decode(record)?;
+                    node.is_news(&record)?;
+                    Ok((record.verify()?, None))
+                };
+                let results = node.keep_all(from, records, pass, deadline, verify).await?;
+                Ok(Answer::Provided { results })
+            }),
+            Request::Store { values } => self.later(|node| async move {
+                let verify = |_: &Node, put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
+                let results = node.keep_all(from, values, pass, deadline, verify).await?;
+                Ok(Answer::Stored { results })
+            }),
         }
     }
 }
@@ -486,4 +476,14 @@ fn weight(request: &Request) -> u64 {
         _ => 64,
     };
     bytes as u64
+}
+
+/// What the proofs of a request count for: a short message may hold five hundred of them.
+fn proofs(request: &Request) -> u64 {
+    let count = match request {
+        Request::Provide { records } => records.len(),
+        Request::Store { values } => values.len(),
+        _ => 0,
+    };
+    if count <= PROOFS_FREE { 0 } else { count as u64 * PROOF_BYTES }
 }

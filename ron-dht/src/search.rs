@@ -3,7 +3,12 @@
 //! All decisions are [`Lookup`]'s. Here its steps are carried out: a question is a future, giving it up is dropping
 //! that, and every answer is news for the routing table, whatever it is worth to the search.
 
-use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use ron_core::{Deadline, NodeId, now};
 
@@ -99,7 +104,13 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                 if hedge {
                     node.metrics.tally(HEDGE_SPAWNED, "").add(1);
                 }
-                let deadline = plan.deadline.within(rtt.timeout(settings.rpc_timeout));
+                let mut timeout = rtt.timeout(settings.rpc_timeout);
+                if !node.network().is_linked(&contact.id) {
+                    lookup.on_dial(&contact.id);
+                    // What is known of its speed is of a link that was there.
+                    timeout = settings.rpc_timeout;
+                }
+                let deadline = plan.deadline.within(timeout);
                 node.ask(&mut out, contact, hedge, &request, deadline);
                 continue;
             }
@@ -109,13 +120,13 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
             }
             Step::Wait { until } => until,
             Step::Done(mut verdict) => {
+                for loser in &verdict.losers {
+                    drop_question(node, &mut out, loser);
+                }
                 if let Some(wanted) = wanted.take().filter(|_| verdict.reason == Reason::Complete) {
                     insist(node, &plan, &wanted, &request, &mut verdict).await;
                 }
                 node.on_verdict(&plan, &verdict, now() - began);
-                for loser in &verdict.losers {
-                    drop_question(node, &mut out, loser);
-                }
                 learn_silence(node, &verdict);
                 return verdict;
             }
@@ -136,14 +147,18 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
         let Some((question, reply)) = event else { continue };
         let at = node.since(now());
         match reply {
-            Ok(Reply { mut answer, observed }) => {
+            Ok(Reply { mut answer, observed, dialled }) => {
                 let mut rtt = at.saturating_sub(question.asked);
                 if question.is_again {
                     // With the pauses it is no round trip.
                     let known = node.buckets.look_at(&question.to.id, |entry| entry.rtt.mean());
                     rtt = known.flatten().unwrap_or(rtt);
                 }
-                node.buckets.answered(&question.to, observed, rtt, false).await;
+                if let Some(contact) = node.reached(&question.to, dialled) {
+                    let heard = node.buckets.answered(&contact, observed, rtt, false);
+                    // A bucket that is slow to hear of it takes none of what is left of the time.
+                    let _ = plan.deadline.limit("route", heard).await;
+                }
                 let closer = closer_of(&mut answer, node, &lookup, observed);
                 let found = quest.on_answer(observed, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
@@ -159,7 +174,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                     }
                 }
                 if failure.is_the_peers() {
-                    node.buckets.failed(question.to.id).await;
+                    let _ = plan.deadline.limit("route", node.buckets.failed(question.to.id)).await;
                 }
                 lookup.on_failure(&question.to.id, failure, at);
             }
@@ -180,7 +195,9 @@ async fn insist(node: &Node, plan: &Plan, wanted: &Contact, request: &Arc<Reques
         let took = now() - began;
         let outcome = match reply {
             Ok(reply) => {
-                node.buckets.answered(wanted, reply.observed, took, false).await;
+                if let Some(contact) = node.reached(wanted, reply.dialled) {
+                    node.buckets.answered(&contact, reply.observed, took, false).await;
+                }
                 verdict.closest.insert(0, wanted.clone());
                 verdict.hops = verdict.hops.max(hop);
                 Outcome::Answered { named: 0, found: 0 }
@@ -235,6 +252,20 @@ impl Node {
         let reply = self.network().ask(&to, Arc::clone(request), deadline);
         let asked = self.since(now());
         out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
+    }
+
+    /// `peer`, whom others named and who has answered, as far as it is known where it takes calls: where it was dialled,
+    /// whatever was said. Over a link that it opened itself it answers under any address, so only one that is known already
+    /// counts; others say themselves where they are.
+    fn reached(&self, peer: &Contact, dialled: Option<SocketAddr>) -> Option<Contact> {
+        let is_same = |addr: &SocketAddr, other: SocketAddr| {
+            addr.port() == other.port() && addr.ip().to_canonical() == other.ip().to_canonical()
+        };
+        match dialled {
+            Some(at) if peer.addrs.iter().any(|addr| is_same(addr, at)) => Some(peer.clone()),
+            Some(at) => Some(Contact { id: peer.id, addrs: [at].into() }),
+            None => self.buckets.look_at(&peer.id, |entry| entry.contact.clone()),
+        }
     }
 
     /// Whom to ask when somebody names this peer. One that we know and that answers is where we know it to be: over a link

@@ -364,7 +364,7 @@ impl SimLink {
         if is_encoded {
             answer = Answer::decode(method, &answer.encode().1).map_err(|_| Failure::Invalid)?;
         }
-        Ok(Reply { answer, observed })
+        Ok(Reply { answer, observed, dialled: Some(SocketAddr::new(observed, PORT)) })
     }
 }
 

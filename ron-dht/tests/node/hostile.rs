@@ -70,6 +70,31 @@ async fn a_swap_that_most_peers_did_not_answer_is_undecided() {
     }
 }
 
+/// Everybody is asked over whatever link there is, and answers over it wherever somebody said that it was. The table, and
+/// whoever is told from it, has only addresses at which somebody was dialled or of which it spoke itself.
+#[tokio::test(start_paused = true)]
+async fn where_liars_say_that_somebody_is_does_not_enter_the_table() {
+    let (world, host) = (World::of(60), host());
+    let liars: Vec<_> = world.peers();
+    let nowhere = "10.66.66.66:66".parse().unwrap();
+    for peer in &liars {
+        world.misplace(*peer, nowhere);
+    }
+    let callers: Vec<_> = liars.iter().copied().skip(10).step_by(2).collect();
+    world.callers(callers.iter().copied());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    for number in 0..10 {
+        dht.find_node(key(number), soon()).await.unwrap();
+    }
+    let peers = dht.peers();
+    assert!(peers.len() > 20, "{}", peers.len());
+    for entry in peers {
+        assert!(!entry.contact.addrs.contains(&nowhere), "{entry:?}");
+        assert!(!callers.contains(&entry.contact.id), "{entry:?}");
+    }
+    host.shutdown().await;
+}
+
 /// A node that itself held a newer value than it was told to write wrote all the same, to whoever held nothing.
 #[tokio::test(start_paused = true)]
 async fn what_this_node_knows_to_be_old_is_not_written() {

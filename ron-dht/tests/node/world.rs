@@ -53,6 +53,10 @@ struct State {
     forgetful: HashSet<NodeId>,
     /// Where these are, if it does not follow from their ids.
     places: HashMap<NodeId, IpAddr>,
+    /// Those who opened their links themselves.
+    callers: HashSet<NodeId>,
+    /// Where everybody says that these are.
+    misplaced: HashMap<NodeId, SocketAddr>,
     silent: HashSet<NodeId>,
     /// How often these still say that they are busy.
     busy: HashMap<NodeId, usize>,
@@ -192,6 +196,22 @@ impl World {
         self.join(ids);
     }
 
+    /// Where a peer is dialled, unless it is one that has called itself.
+    fn dialled(&self, id: &NodeId) -> Option<SocketAddr> {
+        let called = self.state().callers.contains(id);
+        (!called).then(|| SocketAddr::new(self.ip(id), 4710))
+    }
+
+    /// These are asked over links that they opened.
+    pub(crate) fn callers(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().callers.extend(peers);
+    }
+
+    /// Has everybody name these addresses for this peer.
+    pub(crate) fn misplace(&self, peer: NodeId, addr: SocketAddr) {
+        self.state().misplaced.insert(peer, addr);
+    }
+
     fn ip(&self, id: &NodeId) -> IpAddr {
         self.state().places.get(id).copied().unwrap_or_else(|| ip(id))
     }
@@ -266,8 +286,13 @@ impl World {
             state.lies = Some(rng);
             return lie;
         }
-        let closer =
-            |state: &State, key: &Key| nearest(&state.peers, key, 20, &to).iter().map(contact).collect();
+        let named = |state: &State, id: &NodeId| match state.misplaced.get(id) {
+            Some(addr) => Contact { id: *id, addrs: [*addr].into() },
+            None => contact(id),
+        };
+        let closer = |state: &State, key: &Key| {
+            nearest(&state.peers, key, 20, &to).iter().map(|id| named(state, id)).collect()
+        };
         Ok(match request {
             Request::Ping { .. } => Answer::Pong,
             Request::FindNode { target } => Answer::Nodes { closer: closer(&state, target) },
@@ -372,7 +397,8 @@ impl Network for Link {
                 }
             }
             let Some(real) = real else {
-                return world.answer(to, &request).map(|answer| Reply { answer, observed: world.ip(&to) });
+                let (observed, dialled) = (world.ip(&to), world.dialled(&to));
+                return world.answer(to, &request).map(|answer| Reply { answer, observed, dialled });
             };
             let real = real.upgrade().ok_or(Failure::Unreachable)?;
             let served = real.answer(Sender { id: own, ip: ip(&own) }, (*request).clone(), deadline);
@@ -381,7 +407,7 @@ impl Network for Link {
                 Served::Later(later) => later.await,
             };
             match answered {
-                Ok(answer) => Ok(Reply { answer, observed: ip(&to) }),
+                Ok(answer) => Ok(Reply { answer, observed: ip(&to), dialled: world.dialled(&to) }),
                 Err(fault) if fault.code == Code::Busy => {
                     Err(Failure::Busy { retry_after: fault.retry_after.unwrap_or_default() })
                 }
