@@ -699,12 +699,15 @@ impl Dht {
     }
 }
 
+/// A search that runs, and what it comes to: its verdict, and those whom the caller had no room for.
+type Searching = BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>;
+
 /// Providers as they are found.
 pub struct Found {
     inbox: Inbox<Provider>,
     /// What there was no room for while the search ran.
     late: std::vec::IntoIter<Provider>,
-    search: Option<BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>>,
+    search: Option<Searching>,
     verdict: Option<Verdict>,
 }
 

@@ -43,7 +43,7 @@ pub struct Limits {
     pub records_max: usize,
     /// Bytes in all, with 384 for each record beside its own. Lower it where memory is scarce.
     pub bytes_max: usize,
-    /// The longest life, whatever a record asks for. At most a day.
+    /// The longest life, whatever a record asks for. At most a day; withdrawals stay for a day longer.
     pub ttl_max: Duration,
 }
 
