@@ -28,7 +28,8 @@ impl PeerSource for ByDht {
     fn find(&self, topic: TopicId, wanted: usize) -> BoxFuture<'_, Vec<Contact>> {
         Box::pin(async move {
             let (mut contacts, me) = (Vec::new(), self.0.node_id());
-            let wanted = NonZeroUsize::new(wanted).unwrap_or(NonZeroUsize::MIN);
+            // One more, since this node is on the topic as well and finds itself.
+            let wanted = NonZeroUsize::MIN.saturating_add(wanted);
             let deadline = Deadline::after(FIND_TIMEOUT);
             let Ok(mut found) = self.0.find_providers(key(topic), wanted, deadline) else { return contacts };
             // A search that ends early has found what it has found; the next one is seconds away.

@@ -142,14 +142,15 @@ struct Targets {
 impl Targets {
     fn at_least(&mut self, what: &str, value: f64, least: f64) {
         row(what, format!("{value:.4}   (target: at least {least})"));
-        if value < least {
+        // What is no number keeps no promise.
+        if value.is_nan() || value < least {
             self.missed.push(format!("{what}: {value:.4} is under {least}"));
         }
     }
 
     fn at_most(&mut self, what: &str, value: f64, most: f64) {
         row(what, format!("{value:.4}   (target: at most {most})"));
-        if value > most {
+        if value.is_nan() || value > most {
             self.missed.push(format!("{what}: {value:.2} is over {most}"));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ron_core::{BackoffPolicy, Deadline, Inbox, ReadyGate, Restart, Stop, TaskSpec, now};
+use ron_core::{BackoffPolicy, Deadline, ReadyGate, Restart, Stop, TaskSpec, now};
 
 use crate::{
     Event,
@@ -15,7 +15,7 @@ use crate::{
         table::{BUCKETS, K, random_key_in},
         wire::Request,
     },
-    node::Node,
+    node::{Errands, Node},
     search::{Nearest, Plan, search},
 };
 
@@ -192,9 +192,11 @@ impl Node {
                 self.buckets.answered(peer, reply.observed, now() - began, true).await;
                 true
             }
-            Err(Failure::Busy) => true,
-            Err(_) => {
-                self.buckets.failed(peer.id).await;
+            Err(Failure::Busy { .. }) => true,
+            Err(failure) => {
+                if failure.is_the_peers() {
+                    self.buckets.failed(peer.id).await;
+                }
                 false
             }
         }
@@ -238,23 +240,33 @@ impl Node {
     }
 }
 
-/// Asks whoever is to be asked, a few at a time, until the stop.
-pub(crate) async fn ping_all(node: Arc<Node>, inbox: Inbox<Errand>, _stop: Stop) {
+/// Asks whoever is to be asked, a few at a time, until the stop. Newcomers have at most half of the places: most of those
+/// who are not what they say take the whole timeout.
+pub(crate) async fn ping_all(node: Arc<Node>, errands: Errands, _stop: Stop) {
     let mut running = InFlight::new();
+    let mut newcomers = 0;
     loop {
         let is_full = running.len() >= PINGS_AT_ONCE;
-        let next = async { if is_full { std::future::pending().await } else { inbox.recv().await } };
-        let errand = tokio::select! {
+        let are_many = is_full || newcomers >= PINGS_AT_ONCE / 2;
+        let (errand, is_newcomer) = tokio::select! {
             biased;
-            _ = running.next() => continue,
-            errand = next => errand,
+            (was_newcomer, _) = running.next() => {
+                newcomers -= usize::from(was_newcomer);
+                continue;
+            }
+            errand = errands.pings.recv(), if !is_full => (errand, false),
+            // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
+            newcomer = errands.newcomers.recv(), if !are_many => {
+                (newcomer.map(|to| Errand { to, introduces: false }), true)
+            }
         };
         let Some(Errand { to, introduces }) = errand else { return };
         if introduces && !node.is_server {
             continue;
         }
+        newcomers += usize::from(is_newcomer);
         let node = Arc::clone(&node);
-        running.push((), async move {
+        running.push(is_newcomer, async move {
             let deadline = Deadline::after(node.settings().rpc_timeout);
             node.ping(&to, introduces, deadline).await
         });

@@ -60,6 +60,15 @@ pub enum DhtError {
         /// The sequence number that peers hold.
         held: u64,
     },
+    /// Too few peers answered to say whether a swap won: more than half must keep it. Some keep it, so read, and write on
+    /// top of what is there.
+    #[error("{kept} of {asked} peers kept it, which is not more than half")]
+    Undecided {
+        /// How many keep it.
+        kept: usize,
+        /// How many were asked.
+        asked: usize,
+    },
     /// There is no such value, as far as the peers that were asked know.
     #[error("not found")]
     NotFound,
@@ -104,7 +113,7 @@ impl From<NetError> for DhtError {
 
 ron_core::refusals!(DhtError {
     DhtError::NotReady { .. } => ErrorKind::NotReady,
-    DhtError::NotKept { .. } | DhtError::NotFound => ErrorKind::Peer,
+    DhtError::NotKept { .. } | DhtError::Undecided { .. } | DhtError::NotFound => ErrorKind::Peer,
     DhtError::Conflict { .. } | DhtError::Record(_) | DhtError::Config(_) => ErrorKind::Caller,
     DhtError::Net(error) => error.kind(),
     DhtError::Store { .. } => ErrorKind::Disk,

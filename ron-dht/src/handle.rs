@@ -49,7 +49,7 @@ pub(crate) const LOOKUP: TaskSpec = TaskSpec::new("ron-dht", "lookup")
 
 pub(crate) const FOUND: LaneSpec = LaneSpec::new("ron-dht", "found", 64)
     .flow("one search → its caller")
-    .why("a caller that reads slowly holds its own search up, and nobody else's");
+    .why("some answers' worth; what a slow caller has no room for waits until the search is over, and holds nobody up");
 
 /// Waiting searches at which the node says that it takes no more writes, and then no more at all.
 const WRITES_AT: Ratio = Ratio::percent(80);
@@ -302,7 +302,10 @@ impl Builder {
             seeds: ready.gate("dht.seeds", Affects::Reads),
             buckets: ready.gate("dht.buckets", Affects::Reads),
         });
-        let full = Arc::new(pool.watch(ready, WRITES_AT, READS_AT));
+        let whole = node.keeping.whole();
+        let lacks = move || (!*whole.load()).then_some("waits for a disk that takes everything again".into());
+        let [writes, reads] = pool.watch(ready, WRITES_AT, READS_AT);
+        let full = Arc::new([writes, reads, ready.probe("dht.store", Affects::Writes, lacks)]);
         let pinged = Arc::clone(&node);
         // These tasks are boxed, or every layer around them would have room for them.
         let _ = group.spawn_restarting(PINGER, move |stop| {
@@ -346,7 +349,7 @@ pub struct Dht {
     pub(crate) node: Arc<Node>,
     pool: Pool<Job, ()>,
     group: Supervisor,
-    _full: Arc<[ReadyGate; 2]>,
+    _full: Arc<[ReadyGate; 3]>,
 }
 
 /// The peers nearest to a key, and how they were found.
@@ -382,8 +385,10 @@ impl Dht {
 
     /// Those who provide `key`, as they are found: the first usually long before the search is over. It ends when
     /// `enough` were found, or everybody near the key was asked, or the deadline passed; [`Found::verdict`] says which.
-    /// What this node keeps itself comes first and counts: if it is enough, nobody is asked, and the verdict says so.
-    /// Dropping it calls the search off.
+    /// What this node keeps for others comes first and ends nothing, since anybody may have sent it; only its own word
+    /// counts like an answer. No answer counts for more than half of what is wanted, of more than one, so that no peer
+    /// alone decides what is found. With `enough` 1 the first answer decides: ask for more where that matters. Dropping it
+    /// calls the search off.
     ///
     /// # Errors
     /// [`DhtError::NotReady`] with nobody to ask. What happens later is told by [`Found::next`].
@@ -402,7 +407,7 @@ impl Dht {
             });
             searched.await
         };
-        Ok(Found { inbox, search: Some(Box::pin(search)), verdict: None })
+        Ok(Found { inbox, late: Vec::new().into_iter(), search: Some(Box::pin(search)), verdict: None })
     }
 
     /// Says that this node provides `key`, to the peers nearest to it, and says so again every
@@ -544,9 +549,10 @@ impl Dht {
     /// ```
     ///
     /// # Errors
-    /// [`DhtError::Conflict`] when this node or all peers hold a newer number, or, with `expected`, half of the peers
-    /// another one: of two writers that reach the same peers at most one is not told so. Some peers may hold the value
-    /// all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
+    /// [`DhtError::Conflict`] when this node or all peers hold a newer number. With `expected`, more than half of the peers
+    /// must keep the value, so that of two writers that reach the same peers at most one succeeds; otherwise it is
+    /// [`DhtError::Conflict`] if some hold another one, and [`DhtError::Undecided`] if too many did not answer. Some peers
+    /// may hold the value all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
     /// bytes; else as [`put`](Self::put).
     pub async fn put_mutable(
         &self,
@@ -765,10 +771,15 @@ fn found_in_time<T>(op: &'static str, deadline: Deadline, found: Option<T>) -> R
     found.ok_or(missing)
 }
 
+/// A search that runs, and what it comes to: its verdict, and those whom the caller had no room for.
+type Searching = BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>;
+
 /// Providers as they are found.
 pub struct Found {
     inbox: Inbox<Provider>,
-    search: Option<BoxFuture<'static, Result<Verdict, DhtError>>>,
+    /// What there was no room for while the search ran.
+    late: std::vec::IntoIter<Provider>,
+    search: Option<Searching>,
     verdict: Option<Verdict>,
 }
 
@@ -785,9 +796,11 @@ impl Found {
                 ended = search => ended,
             };
             self.search = None;
-            self.verdict = Some(ended?);
+            let (verdict, late) = ended?;
+            self.verdict = Some(verdict);
+            self.late = late.into_iter();
         }
-        Ok(self.inbox.try_recv())
+        Ok(self.inbox.try_recv().or_else(|| self.late.next()))
     }
 
     /// How the search went, once it is over.

@@ -12,7 +12,8 @@ use std::{
 };
 
 use ron_core::{
-    Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, Reply, Restart, Stop, Supervisor, TaskSpec,
+    Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, Reply, Restart, Snapshot, Stop, Supervisor,
+    TaskSpec,
     disk::Disk,
     journal::{JournalError, Salts},
 };
@@ -50,6 +51,9 @@ const REWRITE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often the keeper looks. What has expired is not handed out meanwhile, so nobody notices.
 const LOOK: Duration = Duration::from_secs(60);
 
+/// How long after a loss everything is written anew: whatever else was on its way has then been lost too.
+const MEND_AFTER: Duration = Duration::from_secs(1);
+
 /// Records forgotten in one go: a millisecond.
 const EXPIRE_AT_ONCE: usize = 512;
 
@@ -75,6 +79,8 @@ struct Durable {
     writes: Lane<Reply<Result<(), DhtError>>>,
     disk: Arc<dyn Disk>,
     contacts: PathBuf,
+    /// Whether the disk has everything. While it has not, nothing is said to be kept.
+    whole: Snapshot<bool>,
     /// The writer stops before its journal, and both after everybody who may want something written.
     _groups: [Supervisor; 2],
 }
@@ -123,9 +129,16 @@ impl Keeping {
         let (writes, inbox) = Lane::open(WRITES, group.metrics());
         writes.close_on(&writing.stop());
         let written = Arc::clone(&kept);
-        let _ = writing.spawn(WRITER, |_| write(written, inbox));
-        let durable = Durable { writes, disk, contacts, _groups: [writing, journal] };
+        let whole = Snapshot::new(true);
+        let is_whole = whole.clone();
+        let _ = writing.spawn(WRITER, |_| write(written, inbox, is_whole));
+        let durable = Durable { writes, disk, contacts, whole, _groups: [writing, journal] };
         Ok((Keeping { kept, durable: Some(durable) }, known))
+    }
+
+    /// Whether the disk has everything that it should; always, if there is none.
+    pub(crate) fn whole(&self) -> Snapshot<bool> {
+        self.durable.as_ref().map_or_else(|| Snapshot::new(true), |durable| durable.whole.clone())
     }
 
     /// Does something with the store, which nobody else has meanwhile. Not for waiting.
@@ -154,7 +167,7 @@ fn store_settings(settings: &Settings, salts: Option<Salts>) -> StoreSettings {
 }
 
 /// Writes until nobody is left who could want something written.
-async fn write(kept: Arc<Lock<Kept>>, inbox: Inbox<Reply<Result<(), DhtError>>>) {
+async fn write(kept: Arc<Lock<Kept>>, inbox: Inbox<Reply<Result<(), DhtError>>>, whole: Snapshot<bool>) {
     let mut waiting = Vec::new();
     while let Some(first) = inbox.recv().await {
         waiting.push(first);
@@ -162,18 +175,24 @@ async fn write(kept: Arc<Lock<Kept>>, inbox: Inbox<Reply<Result<(), DhtError>>>)
         while let Some(next) = inbox.try_recv() {
             waiting.push(next);
         }
-        let flush = kept.lock().store.flush();
+        let mut flush = kept.lock().store.flush();
         let written = flush.write(Deadline::after(WRITE_TIMEOUT)).await.map_err(|error| of_journal(&error));
         let is_whole = {
             let store = &mut kept.lock().store;
-            if written.is_err() {
-                store.on_lost();
+            match &written {
+                Ok(()) => {}
+                // The disk is slow and not broken: the rest is written with the next flush.
+                Err(DhtError::Busy { .. } | DhtError::Timeout { .. }) => store.put_back(flush),
+                Err(_) => store.on_lost(),
             }
             store.is_whole()
         };
+        if *whole.load() != is_whole {
+            whole.replace(is_whole);
+        }
         let lacking =
             || DhtError::Store { message: "waits for a disk that takes everything again".to_owned() };
-        let result = if is_whole { Ok(()) } else { Err(written.err().unwrap_or_else(lacking)) };
+        let result = written.and_then(|()| if is_whole { Ok(()) } else { Err(lacking()) });
         for reply in waiting.drain(..) {
             reply.send(result.clone());
         }
@@ -184,12 +203,16 @@ async fn write(kept: Arc<Lock<Kept>>, inbox: Inbox<Reply<Result<(), DhtError>>>)
 pub(crate) async fn keep(node: Arc<Node>, seed: u64, stop: Stop) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (kept, bytes) = (node.metrics.gauge(RECORDS_KEPT), node.metrics.gauge(RECORD_BYTES));
+    let mut whole = node.keeping.whole().watch();
     for look in 1.. {
         tokio::select! {
             biased;
             () = stop.requested() => break,
             () = tokio::time::sleep(LOOK.mul_f64(0.75 + rng.f64() / 2.0)) => {}
+            // Nothing is kept until all is written anew, so not later than need be. If that fails as well, as before.
+            () = whole.changed() => tokio::time::sleep(MEND_AFTER).await,
         }
+        let _ = whole.get();
         loop {
             let since = node.since(ron_core::now());
             if node.keeping.with(|kept| kept.store.expire(since, EXPIRE_AT_ONCE)) < EXPIRE_AT_ONCE {
@@ -225,7 +248,14 @@ impl Node {
         let mends = rewrite.mends();
         match rewrite.write(Deadline::after(REWRITE_TIMEOUT)).await {
             Ok(segments) => {
-                self.keeping.with(|kept| kept.store.on_rewritten(mends));
+                let is_whole = self.keeping.with(|kept| {
+                    kept.store.on_rewritten(mends);
+                    kept.store.is_whole()
+                });
+                let whole = self.keeping.whole();
+                if *whole.load() != is_whole {
+                    whole.replace(is_whole);
+                }
                 tracing::debug!(segments, "wrote the store anew");
             }
             Err(error) => tracing::warn!(%error, "the store could not be written anew"),

@@ -128,6 +128,7 @@ pub fn inventory() -> ron_core::Inventory {
             handle::FOUND,
             buckets::ROUTE,
             node::PINGS,
+            node::INTRODUCED,
             node::EVENTS,
             network::LINKS,
             keeping::WRITES,
@@ -141,6 +142,6 @@ pub fn inventory() -> ron_core::Inventory {
             keeping::KEEPER,
             keeping::WRITER,
         ],
-        &[buckets::DIVERSITY, keeping::STORE, node::ESTIMATE, publish::CLAIMS],
+        &[buckets::DIVERSITY, keeping::STORE, node::ESTIMATE, node::INTRODUCTIONS, publish::CLAIMS],
     )
 }

@@ -4,6 +4,7 @@
 
 pub mod addrs;
 pub mod estimate;
+pub mod introductions;
 mod key;
 pub mod lookup;
 #[cfg(test)]

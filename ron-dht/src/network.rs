@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ron_core::{
     Deadline, LaneSpec, NodeId, Supervisor,
     net::{
@@ -48,6 +49,8 @@ pub struct Reply {
     pub answer: Answer,
     /// Where the peer is, as seen from here: not what it says of itself.
     pub observed: IpAddr,
+    /// Where it takes calls: where this node dialled it. Unknown over a link that the peer opened.
+    pub dialled: Option<SocketAddr>,
 }
 
 /// How a node reaches others.
@@ -60,6 +63,12 @@ pub trait Network: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Reply, Failure>>;
 
+    /// Whether there is a link with this peer, so that a question to it takes one round trip and no more.
+    fn is_linked(&self, peer: &NodeId) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// Where others can reach this node. Empty if they cannot.
     fn listening(&self) -> Vec<SocketAddr>;
 }
@@ -68,6 +77,20 @@ pub trait Network: fmt::Debug + Send + Sync + 'static {
 pub trait Answers: Send + Sync + 'static {
     /// Answers at once, or says that it takes a while.
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served;
+
+    /// Answers a request as it came over a link. Whoever limits what peers may ask does so before it looks into it.
+    fn answer_encoded(&self, from: Sender, method: u16, body: &Bytes, deadline: Deadline) -> Served {
+        match Request::decode(method, body) {
+            Ok(request) => self.answer(from, request, deadline),
+            Err(error) => Served::Now(Err(refusal(method, &error))),
+        }
+    }
+}
+
+/// What is told to somebody whose request is none.
+pub(crate) fn refusal(method: u16, error: &WireError) -> Fault {
+    let code = if name(method) == "unknown" { Code::NotFound } else { Code::BadRequest };
+    Fault::new(code, error.to_string())
 }
 
 /// How a request is served.
@@ -136,23 +159,37 @@ impl Network for Links {
     ) -> BoxFuture<'static, Result<Reply, Failure>> {
         let (peers, seeds, to) = (self.peers.clone(), Arc::clone(&self.seeds), to.clone());
         Box::pin(async move {
-            let session = match peers.get(to.id) {
-                Some(session) => session,
-                // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
-                None => {
-                    let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
-                    dialled.map_err(|error| {
-                        seeds.on_unreachable(&error);
-                        failure(&error)
-                    })?
-                }
-            };
             let (number, body) = request.encode();
-            let called = session.call(named(number), &body, deadline).await;
+            // A link may end for another one's sake, or because nobody used it, while a question is under way. That is not
+            // the peer's doing, and a question may be asked twice.
+            let mut may_repeat = !matches!(*request, Request::Provide { .. } | Request::Store { .. });
+            let (session, called) = loop {
+                let session = match peers.get(to.id) {
+                    Some(session) => session,
+                    // Boxed, because mostly there is a session, and then nobody needs the room for a dial.
+                    None => {
+                        let dialled = Box::pin(peers.session(to.id, &to.addrs, deadline)).await;
+                        dialled.map_err(|error| {
+                            seeds.on_unreachable(&error);
+                            failure(&error)
+                        })?
+                    }
+                };
+                let called = session.call(named(number), &body, deadline).await;
+                if !(may_repeat && matches!(called, Err(RpcError::Closed))) {
+                    break (session, called);
+                }
+                may_repeat = false;
+            };
             let body = called.map_err(|error| failure(&error))?;
             let answer = Answer::decode(number, &body).map_err(|_| Failure::Invalid)?;
-            Ok(Reply { answer, observed: session.remote().ip() })
+            let dialled = (session.side() == rpc::Side::Dialer).then(|| session.remote());
+            Ok(Reply { answer, observed: session.remote().ip(), dialled })
         })
+    }
+
+    fn is_linked(&self, peer: &NodeId) -> bool {
+        self.peers.get(*peer).is_some()
     }
 
     fn listening(&self) -> Vec<SocketAddr> {
@@ -166,8 +203,9 @@ impl Network for Links {
 
 fn failure(error: &RpcError) -> Failure {
     match error {
-        // Our own stop is no fault of the peer's either.
-        RpcError::Busy { .. } | RpcError::Canceled => Failure::Busy,
+        RpcError::Busy { what: "peer", retry_after } => Failure::Busy { retry_after: *retry_after },
+        // What was full, or is stopping, is on our side.
+        RpcError::Busy { .. } | RpcError::Canceled | RpcError::Panicked { .. } => Failure::Local,
         RpcError::Timeout { .. } => Failure::Timeout,
         RpcError::Refused { code: Code::Unavailable, .. }
         | RpcError::Closed
@@ -203,15 +241,8 @@ impl Service for Listener {
         let Some(answers) = self.answers.upgrade() else {
             return Handling::Done(Err(Fault::new(Code::Unavailable, "stopping")));
         };
-        let request = match Request::decode(call.method(), call.body()) {
-            Ok(request) => request,
-            Err(error) => {
-                let code = if name(call.method()) == "unknown" { Code::NotFound } else { Code::BadRequest };
-                return Handling::Done(Err(Fault::new(code, error.to_string())));
-            }
-        };
         let caller = Sender { id: call.peer(), ip: call.remote().ip() };
-        match answers.answer(caller, request, call.deadline()) {
+        match answers.answer_encoded(caller, call.method(), call.body(), call.deadline()) {
             Served::Now(answer) => Handling::Done(answer.map(|answer| answer.encode().1)),
             Served::Later(answer) => {
                 Handling::Pending(Box::pin(async move { answer.await.map(|answer| answer.encode().1) }))

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     Capacity, ClientKey, Deadline, Feed, Gate, Gauge, Histogram, Inbox, Lane, LaneSpec, Lock, LockSpec,
-    Metrics, NodeId, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
+    Metrics, NodeId, Pass, Restart, Snapshot, Spawner, Stop, Supervisor, Tally, TaskSpec,
     net::{Identity, oap::Code, rpc::Fault},
     now,
 };
@@ -22,6 +22,7 @@ use crate::{
         Contact, Key,
         addrs::{AddressPolicy, Sender},
         estimate::SizeEstimate,
+        introductions::Introductions,
         lookup::{Reason, Verdict},
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::{Entry, K},
@@ -30,7 +31,7 @@ use crate::{
     metrics::{
         LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, NOT_READY, QUOTA_REJECT, RECORD_REJECTS, REQUESTS,
     },
-    network::{Answers, Network, Served, name},
+    network::{Answers, Network, Served, name, refusal},
     publish::Claims,
     retry::Patience,
     search::Plan,
@@ -41,9 +42,17 @@ pub(crate) const ESTIMATE: LockSpec = LockSpec::new("ron-dht", "estimate", 320)
     .guards("the estimated size of the network; held for arithmetic");
 
 pub(crate) const PINGS: LaneSpec = LaneSpec::new("ron-dht", "pings", 256)
-    .flow("bucket writers, listener → pinger")
+    .flow("bucket writers, searches → pinger")
     .why("every bucket may ask for one at once; a ping that is shed is asked for again")
     .shed_oldest();
+
+pub(crate) const INTRODUCED: LaneSpec = LaneSpec::new("ron-dht", "introduced", 256)
+    .flow("listener → pinger")
+    .why("peers that say that they take calls, each once in a while; one that is shed says it again")
+    .shed_oldest();
+
+pub(crate) const INTRODUCTIONS: LockSpec = LockSpec::new("ron-dht", "introductions", 330)
+    .guards("whose introduction was looked into of late; held for two lookups, or a sweep of four thousand");
 
 pub(crate) const PINGER: TaskSpec = TaskSpec::new("ron-dht", "pinger").restart(Restart::PROMPT).what(
     "asks peers whether they are there: those in a bucket that somebody waits for, and those who called us",
@@ -60,8 +69,34 @@ pub(crate) struct Parts {
     pub(crate) unix: UnixClock,
 }
 
+/// When to come back with records while the disk is behind: a sync of a busy disk or two.
+const BEHIND: Duration = Duration::from_secs(1);
+
+/// Proofs that come with a message.
+const PROOFS_FREE: usize = 8;
+
+/// What each proof of a larger message counts for: with the default limits, a core and a half of them for all peers.
+const PROOF_BYTES: u64 = 2 << 10;
+
+/// Forgeries after which the rest of a message is not looked at.
+const FORGED_MAX: usize = 3;
+
+/// Bytes of providers in one answer: 256 ordinary ones.
+const PROVIDERS_BYTES_MAX: usize = 48 << 10;
+
+/// Answers up to this size are paid for with the question; what is beyond it counts against the peer's bytes.
+const ANSWER_BYTES_FREE: u64 = 4 << 10;
+
+/// What the pinger has to do.
+#[derive(Clone)]
+pub(crate) struct Errands {
+    pub(crate) pings: Inbox<Errand>,
+    /// Who says that it takes calls.
+    pub(crate) newcomers: Inbox<Contact>,
+}
+
 /// Proves one item of a request, and says which sequence number its sender expects to be held.
-type Verify<T> = fn(&T) -> Result<(Verified, Option<u64>), RecordError>;
+type Verify<T> = fn(&Node, &T) -> Result<(Verified, Option<u64>), RecordError>;
 
 /// Tells the seconds since 1970.
 pub(crate) type UnixClock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -86,6 +121,8 @@ pub(crate) struct Node {
     pub(crate) metrics: Metrics,
     pub(crate) events: Feed<Event>,
     pub(crate) pings: Lane<Errand>,
+    introduced: Lane<Contact>,
+    introductions: Lock<Introductions>,
     pub(crate) spawner: Spawner,
     pub(crate) patience: Patience,
     gate: Gate,
@@ -103,12 +140,14 @@ impl Node {
         epoch: Instant,
         keeping: Keeping,
         supervisor: &Supervisor,
-    ) -> Result<(Arc<Self>, Inbox<Errand>), DhtError> {
+    ) -> Result<(Arc<Self>, Errands), DhtError> {
         let Parts { identity, settings, seed, unix } = parts;
         let metrics = supervisor.metrics();
         let gate = Gate::new("dht", settings.gate(), metrics)?;
         let (pings, inbox) = Lane::open(PINGS, metrics);
         pings.close_on(&supervisor.stop());
+        let (introduced, newcomers) = Lane::open(INTRODUCED, metrics);
+        introduced.close_on(&supervisor.stop());
         let (id, spawner) = (identity.node_id(), supervisor.spawner());
         let events = EVENTS.with_capacity(Capacity::new("events_lane", settings.events_lane)?);
         let events = Feed::open(events, metrics);
@@ -133,6 +172,8 @@ impl Node {
             metrics: metrics.clone(),
             events,
             pings,
+            introduced,
+            introductions: Lock::new(INTRODUCTIONS, Introductions::default(), metrics),
             spawner,
             patience: Patience::new(seed, metrics),
             gate,
@@ -144,7 +185,7 @@ impl Node {
             this: this.clone(),
             settings,
         });
-        Ok((node, inbox))
+        Ok((node, Errands { pings: inbox, newcomers }))
     }
 
     /// Plugs the network in, once, before any task runs.
@@ -188,8 +229,8 @@ impl Node {
         self.metrics.tally(LOOKUPS, verdict.reason.name()).add(1);
         self.took.observe(took.as_secs_f64());
         self.hops.observe(verdict.hops.into());
-        // With nobody to ask, a search is complete and says nothing.
-        if plan.is_sample && verdict.reason == Reason::Complete && verdict.rpcs > 0 {
+        // With nobody to ask, a search is complete and says nothing; and who did not answer may be there all the same.
+        if plan.is_sample && verdict.reason == Reason::Complete && verdict.rpcs > 0 && verdict.is_sound() {
             let closest: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
             let mut estimate = self.estimate.lock();
             estimate.on_closest(&plan.target, &closest);
@@ -238,6 +279,13 @@ impl Node {
             Want::Immutable => (Vec::new(), store.records().value(&key, false, since)),
             Want::Mutable => (Vec::new(), store.records().value(&key, true, since)),
         });
+        // A few long ones instead of all: whoever fills a key with long records makes its readers pay for nothing.
+        let mut bytes = 0;
+        let fits = |record: &Bytes| {
+            bytes += record.len();
+            bytes <= PROVIDERS_BYTES_MAX
+        };
+        let providers = providers.into_iter().take_while(fits).collect();
         Answer::Found { closer: self.closer(&key, &from.id), providers, value }
     }
 
@@ -247,26 +295,38 @@ impl Node {
         self: Arc<Self>,
         from: Sender,
         items: Vec<T>,
+        pass: Pass,
         deadline: Deadline,
         verify: Verify<T>,
     ) -> Result<Vec<Outcome>, Fault> {
+        if self.keeping.with(|kept| kept.store.is_behind()) {
+            self.metrics.tally(QUOTA_REJECT, "store_behind").add(1);
+            return Err(Fault::busy("dht store", BEHIND));
+        }
         let node = Arc::clone(&self);
         let check = move || {
+            let mut forged = 0;
             let keep = |item: &T| {
                 if deadline.has_passed() {
                     return Outcome::Skipped;
                 }
-                match verify(item) {
+                // Who brings several forgeries is not worth looking through the rest.
+                if forged >= FORGED_MAX {
+                    return Outcome::Invalid;
+                }
+                match verify(&node, item) {
                     Ok((verified, expected)) => node.keep(verified, &from, expected),
                     Err(error) => {
+                        forged += usize::from(matches!(error, RecordError::BadSignature(_)));
                         node.on_refused(&error);
                         Outcome::from(&Err(error))
                     }
                 }
             };
-            items.iter().map(keep).collect::<Vec<_>>()
+            // Inside until the work is done, also if nobody waits for it any more.
+            (items.iter().map(keep).collect::<Vec<_>>(), pass)
         };
-        let mut outcomes = self.spawner.blocking("verify", deadline, check).await?;
+        let (mut outcomes, _pass) = self.spawner.blocking("verify", deadline, check).await?;
         let is_kept = outcomes.contains(&Outcome::Kept);
         let flushed = if is_kept { self.keeping.flush(deadline).await } else { Ok(()) };
         if let Err(error) = flushed {
@@ -291,36 +351,92 @@ impl Node {
         }
     }
 
-    /// A peer says where it takes calls. If we do not know it, or not to be there, or it was silent where we know it to
-    /// be, it is asked whether that is so. Only it can say this, over the link that its key has proven.
+    /// A peer says where it takes calls. If we do not know it, or not to be there, or it was silent where we know it to be,
+    /// it is asked whether that is so, where it was seen: on the open Internet whoever may name other places has us knock on
+    /// the doors of others.
     fn introduced(&self, from: &Sender, listening: &[std::net::SocketAddr]) {
-        let addrs = self.policy.usable(listening, from.ip);
+        let mut addrs = self.policy.usable(listening, from.ip);
+        if self.policy == AddressPolicy::Public {
+            addrs.retain(|addr| addr.ip().to_canonical() == from.ip.to_canonical());
+        }
         let is_old_news = |known: &Entry| !known.is_silent() && known.contact.addrs[..] == addrs[..];
-        let is_news = !self.buckets.look_at(&from.id, is_old_news).unwrap_or(false);
-        if from.id != self.id && !addrs.is_empty() && is_news {
-            // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
-            let to = Contact { id: from.id, addrs: addrs.into() };
-            drop(self.pings.try_push(Errand { to, introduces: false }));
+        let is_news = || from.id != self.id && !self.buckets.look_at(&from.id, is_old_news).unwrap_or(false);
+        let is_admitted = || self.introductions.lock().admit(from, self.policy, self.since(now()));
+        if !addrs.is_empty() && is_news() && is_admitted() {
+            drop(self.introduced.try_push(Contact { id: from.id, addrs: addrs.into() }));
         }
     }
 }
 
 impl Answers for Node {
     fn answer(&self, from: Sender, request: Request, deadline: Deadline) -> Served {
+        match self.admit(&from, weight(&request) + proofs(&request)) {
+            Ok(pass) => self.serve(from, request, pass, deadline),
+            Err(refused) => Served::Now(Err(refused)),
+        }
+    }
+
+    fn answer_encoded(&self, from: Sender, method: u16, body: &Bytes, deadline: Deadline) -> Served {
+        let pass = match self.admit(&from, body.len() as u64) {
+            Ok(pass) => pass,
+            Err(refused) => return Served::Now(Err(refused)),
+        };
+        match Request::decode(method, body) {
+            Ok(request) if proofs(&request) == 0 => self.serve(from, request, pass, deadline),
+            Ok(request) => {
+                // One place is enough for it.
+                drop(pass);
+                match self.admit(&from, proofs(&request)) {
+                    Ok(pass) => self.serve(from, request, pass, deadline),
+                    Err(refused) => Served::Now(Err(refused)),
+                }
+            }
+            Err(error) => {
+                self.metrics.tally(RECORD_REJECTS, error.reason()).add(1);
+                Served::Now(Err(refusal(method, &error)))
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Lets a request of a peer in, before anybody looks into it.
+    fn admit(&self, from: &Sender, bytes: u64) -> Result<Pass, Fault> {
         if !self.is_server {
-            return Served::Now(Err(Fault::new(Code::NotFound, "a client answers nothing")));
+            return Err(Fault::new(Code::NotFound, "a client answers nothing"));
         }
         if self.stop().is_requested() {
             self.metrics.tally(NOT_READY, "drain").add(1);
-            return Served::Now(Err(Fault::new(Code::Unavailable, "stopping")));
+            return Err(Fault::new(Code::Unavailable, "stopping"));
         }
-        let pass = match self.gate.enter(ClientKey::from(from.id), weight(&request)) {
-            Ok(pass) => pass,
-            Err(refused) => {
-                self.metrics.tally(QUOTA_REJECT, "rate").add(1);
-                return Served::Now(Err(refused.into()));
-            }
-        };
+        self.gate.enter(ClientKey::from(from.id), bytes).map_err(|refused| {
+            self.metrics.tally(QUOTA_REJECT, "rate").add(1);
+            refused.into()
+        })
+    }
+
+    /// Whether a record, yet unproven, says more than is known. What must be refused anyway is not worth a proof.
+    fn is_news(&self, record: &ProviderRecord) -> Result<(), RecordError> {
+        record.is_current(self.clock().unix_secs)?;
+        let held =
+            self.keeping.with(|kept| kept.store.records().provider_seq(&record.key(), &record.publisher()));
+        match held {
+            Some(held) if held > record.seq() => Err(RecordError::Stale { held }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts a long answer against the peer's limits, like a request of its size.
+    fn charge(&self, from: &Sender, answer: &Answer) -> Result<(), Fault> {
+        let Answer::Found { providers, value, .. } = answer else { return Ok(()) };
+        let bytes = providers.iter().chain(value).map(|record| record.len() as u64).sum();
+        if bytes <= ANSWER_BYTES_FREE {
+            return Ok(());
+        }
+        self.admit(from, bytes).map(drop)
+    }
+
+    fn serve(&self, from: Sender, request: Request, pass: Pass, deadline: Deadline) -> Served {
         // Methods are numbered from one.
         self.requests[usize::from(request.method()) - 1].add(1);
         match request {
@@ -332,18 +448,22 @@ impl Answers for Node {
                 Served::Now(Ok(Answer::Nodes { closer: self.closer(&target, &from.id) }))
             }
             Request::FindValue { key, want, limit } => {
-                Served::Now(Ok(self.find_value(&from, key, want, limit)))
+                let answer = self.find_value(&from, key, want, limit);
+                drop(pass);
+                Served::Now(self.charge(&from, &answer).map(|()| answer))
             }
             Request::Provide { records } => self.later(|node| async move {
-                let _pass = pass;
-                let verify = |record: &Bytes| Ok((ProviderRecord::decode(record)?.verify()?, None));
-                let results = node.keep_all(from, records, deadline, verify).await?;
+                let verify = |node: &Node, record: &Bytes| {
+                    let record = ProviderRecord::decode(record)?;
+                    node.is_news(&record)?;
+                    Ok((record.verify()?, None))
+                };
+                let results = node.keep_all(from, records, pass, deadline, verify).await?;
                 Ok(Answer::Provided { results })
             }),
             Request::Store { values } => self.later(|node| async move {
-                let _pass = pass;
-                let verify = |put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
-                let results = node.keep_all(from, values, deadline, verify).await?;
+                let verify = |_: &Node, put: &Put| Ok((Value::decode(&put.value)?.verify()?, put.expected));
+                let results = node.keep_all(from, values, pass, deadline, verify).await?;
                 Ok(Answer::Stored { results })
             }),
         }
@@ -358,4 +478,14 @@ fn weight(request: &Request) -> u64 {
         _ => 64,
     };
     bytes as u64
+}
+
+/// What the proofs of a request count for: a short message may hold five hundred of them.
+fn proofs(request: &Request) -> u64 {
+    let count = match request {
+        Request::Provide { records } => records.len(),
+        Request::Store { values } => values.len(),
+        _ => 0,
+    };
+    if count <= PROOFS_FREE { 0 } else { count as u64 * PROOF_BYTES }
 }

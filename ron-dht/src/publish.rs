@@ -18,7 +18,7 @@ use crate::{
         Contact, Key,
         addrs::Sender,
         estimate::Region,
-        lookup::{Failure, Goal, Reason, Verdict},
+        lookup::{Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
         wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
@@ -26,6 +26,7 @@ use crate::{
     metrics::PROVIDED,
     node::Node,
     search::{Nearest, Plan, Quest, search},
+    store::Clock,
 };
 
 pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-dht", "claims", 340)
@@ -34,6 +35,10 @@ pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-dht", "claims", 340)
 /// Signatures that a search checks itself: fifty microseconds each. To hand one to another thread takes longer, and the
 /// search hears nobody meanwhile.
 const CHECKED_HERE: usize = 2;
+
+/// Providers that wait for a caller beyond those in its lane. What is found after them is not handed out: nobody dials
+/// three hundred.
+const LATE_MAX: usize = 256;
 
 /// Peers that are asked to keep a record at once.
 pub(crate) const STORES_AT_ONCE: usize = 8;
@@ -80,6 +85,11 @@ impl Claims {
         Claims { keys: Arc::new(Lock::new(CLAIMS, HashSet::new(), metrics)) }
     }
 
+    /// Shows which keys are claimed.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&HashSet<Key>) -> R) -> R {
+        look(&self.keys.lock())
+    }
+
     /// Claims those of `keys` that nobody has claimed.
     pub(crate) fn take(&self, mut keys: Vec<Key>) -> Claim {
         let mut claimed = self.keys.lock();
@@ -106,7 +116,7 @@ impl Drop for Claim {
 
 impl Node {
     pub(crate) async fn provide(&self, plan: Plan) -> Result<Published, DhtError> {
-        let (key, deadline) = (plan.target, plan.deadline);
+        let key = plan.target;
         let _claim = self.claims.take(vec![key]);
         let clock = self.clock();
         let seq = self.keeping.with(|kept| {
@@ -114,8 +124,28 @@ impl Node {
             kept.store.next_seq(&key, &self.id, clock.unix_secs)
         });
         // From here on it is one of our keys, whatever happens to this attempt.
-        self.keeping.flush(deadline).await?;
-        let record = ProviderRecord::sign(&self.identity, key, &self.network().listening(), seq, self.ttl);
+        self.keeping.flush(plan.deadline).await?;
+        self.provide_as(plan, seq, clock).await
+    }
+
+    /// Says a key whose turn has come, which the caller has claimed; nothing if it was withdrawn meanwhile. What is
+    /// withdrawn is never taken up again here: only [`provide`](Self::provide) makes a key ours.
+    pub(crate) async fn provide_again(&self, plan: Plan) -> Result<Option<Published>, DhtError> {
+        let (key, clock) = (plan.target, self.clock());
+        let seq = self.keeping.with(|kept| {
+            let is_ours = kept.store.schedule().contains(&key);
+            is_ours.then(|| kept.store.next_seq(&key, &self.id, clock.unix_secs))
+        });
+        match seq {
+            Some(seq) => self.provide_as(plan, seq, clock).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn provide_as(&self, plan: Plan, seq: u64, clock: Clock) -> Result<Published, DhtError> {
+        let (key, deadline) = (plan.target, plan.deadline);
+        let addrs = self.network().listening();
+        let record = ProviderRecord::sign(&self.identity, key, &addrs, seq, clock.unix_secs, self.ttl);
         let published = self.publish_record(plan, record).await?;
         self.keeping.with(|kept| kept.store.on_published(&[(key, seq)], clock));
         self.metrics.tally(PROVIDED, "").add(1);
@@ -135,7 +165,7 @@ impl Node {
             seq
         });
         self.keeping.flush(plan.deadline).await?;
-        self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq)).await
+        self.publish_record(plan, ProviderRecord::withdraw(&self.identity, key, seq, clock.unix_secs)).await
     }
 
     async fn publish_record(&self, plan: Plan, record: ProviderRecord) -> Result<Published, DhtError> {
@@ -184,8 +214,8 @@ impl Node {
         self.network().listening().first().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), SocketAddr::ip)
     }
 
-    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused where
-    /// half of them hold something else: of two writers that share their peers, at most one has more than half.
+    /// Finds the peers nearest to the key and asks each of them to keep what the request says. A swap is refused
+    /// unless more than half of them keep it: of two writers that share their peers, at most one has more than half.
     async fn publish(&self, plan: Plan, request: Request, is_swap: bool) -> Result<Published, DhtError> {
         let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut Nearest(key)).await;
@@ -212,14 +242,15 @@ impl Node {
             Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
             _ => None,
         });
+        let asked = peers.len();
+        // Who did not answer may hold another writer's value, and that one was told that it won.
+        let is_lost = kept == 0 || is_swap && kept * 2 <= asked;
         match held.max() {
-            Some(held) if kept == 0 || is_swap && kept * 2 <= peers.len() => {
-                return Err(DhtError::Conflict { held });
-            }
-            None if kept == 0 => return Err(DhtError::NotKept { asked: peers.len() }),
-            _ => {}
+            Some(held) if is_lost => Err(DhtError::Conflict { held }),
+            None if kept == 0 => Err(DhtError::NotKept { asked }),
+            None if is_lost => Err(DhtError::Undecided { kept, asked }),
+            _ => Ok(Published { kept, asked, is_region, verdict }),
         }
-        Ok(Published { kept, asked: peers.len(), is_region, verdict })
     }
 
     /// Who else should keep something under `key` if the k nearest look made up: everybody who is found in a region wide
@@ -283,8 +314,7 @@ impl Node {
                 Ok(_) => outcomes.push(Outcome::Unknown),
                 Err(failure) => {
                     outcomes.push(Outcome::Skipped);
-                    // Who says that it is busy is there.
-                    if failure != Failure::Busy {
+                    if failure.is_the_peers() {
                         self.buckets.failed(peer).await;
                     }
                 }
@@ -292,18 +322,22 @@ impl Node {
         }
     }
 
-    /// Looks for providers and hands each to `lane` as soon as it is checked.
+    /// Looks for providers and hands each to `lane` as soon as it is checked. What there was no room for comes at the end.
     pub(crate) async fn find_providers(
         &self,
         plan: Plan,
         enough: NonZeroUsize,
         lane: Lane<Provider>,
-    ) -> Verdict {
+    ) -> (Verdict, Vec<Provider>) {
         let (key, deadline) = (plan.target, plan.deadline);
-        let mut quest = Providers { node: self, key, enough, deadline, lane, seen: HashMap::new() };
-        // What we keep ourselves is found like the rest, and nobody needs to be asked for it.
-        quest.take(self.own_providers(&key), self.here()).await;
-        let Some(goal) = quest.goal() else { return Verdict::at_home(quest.seen.len()) };
+        let mut quest = Providers::new(self, key, enough, deadline, lane);
+        // What we keep is handed out first and ends nothing: anybody may have sent it, and sees nobody else asked if it
+        // did. Only our own word is as good as an answer.
+        let is_ours = quest.take(self.own_providers(&key), self.here()).await.contains(&self.id);
+        if is_ours {
+            quest.count(&[self.id]);
+        }
+        let Some(goal) = quest.goal() else { return (Verdict::at_home(quest.seen.len()), quest.late) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
         for (region, point) in
@@ -327,7 +361,7 @@ impl Node {
             verdict.reason = Reason::Enough;
         }
         verdict.found = quest.seen.len();
-        verdict
+        (verdict, quest.late)
     }
 
     fn own_providers(&self, key: &Key) -> Vec<Bytes> {
@@ -409,52 +443,93 @@ struct Providers<'a> {
     lane: Lane<Provider>,
     /// The newest word of each provider.
     seen: HashMap<NodeId, u64>,
+    /// Those that count towards `enough`.
+    counted: HashSet<NodeId>,
+    /// Those that the caller had no room for yet.
+    late: Vec<Provider>,
 }
 
-impl Providers<'_> {
+impl<'a> Providers<'a> {
+    fn new(node: &'a Node, key: Key, enough: NonZeroUsize, deadline: Deadline, lane: Lane<Provider>) -> Self {
+        let (seen, counted, late) = (HashMap::new(), HashSet::new(), Vec::new());
+        Providers { node, key, enough, deadline, lane, seen, counted, late }
+    }
+
     /// How many are still to be found; nothing if those are enough that were.
     fn goal(&self) -> Option<Goal> {
-        let missing = self.enough.get().saturating_sub(self.seen.len());
+        let missing = self.enough.get().saturating_sub(self.counted.len());
         NonZeroUsize::new(missing).map(Goal::Found)
     }
 
-    /// Checks records that a peer at `from` had, many of them away from the tasks that read links, and hands out what is
-    /// new, with the addresses that such a peer may name. Says how many were.
-    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> usize {
-        if encoded.is_empty() {
-            return 0;
+    /// Hands a provider to the caller, or keeps it until the end if the caller is slow: the search, and the worker that
+    /// runs it, wait for nobody.
+    fn hand_out(&mut self, provider: Provider) {
+        if self.late.is_empty() {
+            if let Err((_, provider)) = self.lane.try_push_or_return(provider) {
+                self.late.push(provider);
+            }
+        } else {
+            self.late.push(provider);
         }
-        let key = self.key;
-        let decoded: Vec<ProviderRecord> = encoded
+    }
+
+    /// Counts what one answer told of towards `enough`, and says how much that was. At most half of what is wanted, of
+    /// more than one: keys cost nothing, and whoever makes up a crowd of providers must not end a search alone. Whatever
+    /// of it others tell as well counts with them.
+    fn count(&mut self, told: &[NodeId]) -> usize {
+        let most = self.enough.get().div_ceil(2);
+        let new = told.iter().filter(|id| !self.counted.contains(id)).take(most);
+        let new: Vec<NodeId> = new.copied().collect();
+        self.counted.extend(&new);
+        new.len()
+    }
+
+    /// Checks records that a peer at `from` had, many of them away from the tasks that read links, and hands out what is
+    /// new, with the addresses that such a peer may name. Says which providers they prove, those included that were
+    /// known.
+    async fn take(&mut self, encoded: Vec<Bytes>, from: IpAddr) -> Vec<NodeId> {
+        let (key, unix) = (self.key, self.node.clock().unix_secs);
+        let decoded = encoded
             .iter()
             .take(PROVIDERS_MAX)
             .filter_map(|record| ProviderRecord::decode(record).ok())
             .filter(|record| record.is_about(&key).is_ok() && !record.is_withdrawn())
-            .filter(|record| self.seen.get(&record.publisher()).is_none_or(|seq| *seq < record.seq()))
-            .collect();
-        if decoded.is_empty() {
-            return 0;
-        }
-        let is_little = decoded.len() <= CHECKED_HERE;
-        let check = move || decoded.into_iter().filter_map(|record| record.verify().ok()).collect();
-        let checked: Vec<Verified> = match is_little {
-            true => check(),
-            false => self.node.spawner.blocking("verify", self.deadline, check).await.unwrap_or_default(),
+            .filter(|record| record.is_current(unix).is_ok());
+        let is_known = |record: &ProviderRecord| {
+            self.seen.get(&record.publisher()).is_some_and(|seq| *seq >= record.seq())
         };
-        let mut new = 0;
+        let (known, decoded): (Vec<_>, Vec<_>) = decoded.partition(is_known);
+        let mut told: Vec<NodeId> = known.iter().map(ProviderRecord::publisher).collect();
+        if decoded.is_empty() {
+            return told;
+        }
+        let prove = |records: &[ProviderRecord]| -> Vec<Verified> {
+            records.iter().filter_map(|record| record.clone().verify().ok()).collect()
+        };
+        let decoded = Arc::new(decoded);
+        let checked: Vec<Verified> = if decoded.len() <= CHECKED_HERE {
+            prove(&decoded)
+        } else {
+            let many = Arc::clone(&decoded);
+            let checked = self.node.spawner.blocking("verify", self.deadline, move || prove(&many)).await;
+            // Others keep all threads busy. A few are better than none.
+            checked.unwrap_or_else(|_| prove(&decoded[..CHECKED_HERE]))
+        };
         for verified in checked {
             let Record::Provider(record) = verified.into_record() else { continue };
             let addrs = self.node.policy.usable(record.addrs(), from);
             if addrs.is_empty() && !record.addrs().is_empty() {
                 continue;
             }
-            new += usize::from(self.seen.insert(record.publisher(), record.seq()).is_none());
-            let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
-            if self.lane.push(provider, self.deadline).await.is_err() {
+            if self.late.len() >= LATE_MAX {
                 break;
             }
+            self.seen.insert(record.publisher(), record.seq());
+            told.push(record.publisher());
+            let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
+            self.hand_out(provider);
         }
-        new
+        told
     }
 }
 
@@ -466,7 +541,8 @@ impl Quest for Providers<'_> {
 
     async fn on_answer(&mut self, from: IpAddr, answer: Answer) -> usize {
         let Answer::Found { providers, .. } = answer else { return 0 };
-        self.take(providers, from).await
+        let told = self.take(providers, from).await;
+        self.count(&told)
     }
 }
 

@@ -140,13 +140,14 @@ pub(crate) async fn republish(node: Arc<Node>, seed: u64, stop: Stop) {
     let turn = (node.settings().republish / TURNS).clamp(TURN_MIN, TURN_MAX);
     // Soon after the start there may be keys that the last run did not come to.
     let mut wait = pause.next_delay();
+    let mut after = None;
     loop {
         tokio::select! {
             biased;
             () = stop.requested() => return,
             () = tokio::time::sleep(wait) => {}
         }
-        let due = node.due();
+        let due = node.due(&mut after);
         let (all, mut said) = (due.keys().len(), 0);
         if all > 0 && node.buckets.filled() > 0 {
             let deadline = Deadline::after(TURN_TIMEOUT);
@@ -169,10 +170,13 @@ pub(crate) async fn republish(node: Arc<Node>, seed: u64, stop: Stop) {
 
 impl Node {
     /// The keys whose turn has come and that nobody is saying already.
-    fn due(&self) -> Claim {
+    fn due(&self, after: &mut Option<(u64, Key)>) -> Claim {
         self.note_lag();
         let unix = self.clock().unix_secs;
-        let due = self.keeping.with(|kept| kept.store.due(unix, KEYS_PER_TURN));
+        let due = self.keeping.with(|kept| {
+            self.claims
+                .look(|claimed| kept.store.due(unix, KEYS_PER_TURN, after, |key| claimed.contains(key)))
+        });
         self.claims.take(due)
     }
 
@@ -194,7 +198,8 @@ impl Node {
                 let deadline = deadline.within(LOOKUP_TIMEOUT);
                 let settings = self.settings().lookup;
                 let plan = Plan { target: key, goal: Goal::Closest, settings, deadline, is_sample: false };
-                match self.provide(plan).await {
+                match self.provide_again(plan).await {
+                    // One that was withdrawn meanwhile has been dealt with.
                     Ok(_) => said += 1,
                     Err(error) => tracing::debug!(?key, %error, "not provided again"),
                 }
@@ -296,9 +301,10 @@ impl Node {
         });
         let signing = {
             let (identity, numbered) = (Arc::clone(&self.identity), numbered.clone());
-            let (addrs, ttl) = (self.network().listening(), self.ttl);
+            let (addrs, issued, ttl) = (self.network().listening(), clock.unix_secs, self.ttl);
             let sign = move |(key, seq): &(Key, Option<u64>)| {
-                seq.map(|seq| ProviderRecord::sign(&identity, *key, &addrs, seq, ttl).encoded().clone())
+                let sign = |seq| ProviderRecord::sign(&identity, *key, &addrs, seq, issued, ttl);
+                seq.map(|seq| sign(seq).encoded().clone())
             };
             move || numbered.iter().map(sign).collect::<Vec<Option<Bytes>>>()
         };
@@ -358,8 +364,8 @@ impl Node {
                     }
                 }
                 Ok(_) => {}
-                Err(crate::logic::lookup::Failure::Busy) => {}
-                Err(_) => self.buckets.failed(parcel.peer.id).await,
+                Err(failure) if failure.is_the_peers() => self.buckets.failed(parcel.peer.id).await,
+                Err(_) => {}
             }
         }
     }

@@ -3,12 +3,18 @@
 //! All decisions are [`Lookup`]'s. Here its steps are carried out: a question is a future, giving it up is dropping
 //! that, and every answer is news for the routing table, whatever it is worth to the search.
 
-use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use ron_core::{Deadline, NodeId, now};
 use tokio::time::Instant;
 
 use crate::{
+    buckets::Errand,
     inflight::InFlight,
     logic::{
         Contact, Key, Rtt,
@@ -19,6 +25,7 @@ use crate::{
     metrics::{HEDGE_CANCELED, HEDGE_SPAWNED},
     network::Reply,
     node::Node,
+    retry::Spent,
 };
 
 /// How often a node that is looked for by its own name, and was named by others, is asked again when it is silent. With
@@ -79,6 +86,7 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
     let until = node.since(plan.deadline.instant());
     let mut lookup = Lookup::new(node.id, plan.target, plan.goal, plan.settings, seeds, until);
     let request = quest.request();
+    let spent = Spent::new(plan.settings.requests_max);
     let mut out = Questions::new();
     let mut wanted = None;
     let began = now();
@@ -87,15 +95,23 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
     // Set once for many waits: most end by an answer, and the next one would end later.
     let mut alarm = pin!(tokio::time::sleep_until(plan.deadline.instant()));
     loop {
+        lookup.on_asked_again(spent.again());
         let wait = match lookup.poll(node.since(now())) {
             Step::Ask { contact, rtt, hedge } => {
+                spent.ask();
                 if contact.id.as_bytes() == plan.target.as_bytes() {
                     wanted = Some(contact.clone());
                 }
                 if hedge {
                     node.metrics.tally(HEDGE_SPAWNED, "").add(1);
                 }
-                let deadline = plan.deadline.within(rtt.timeout(settings.rpc_timeout));
+                let mut timeout = rtt.timeout(settings.rpc_timeout);
+                if !node.network().is_linked(&contact.id) {
+                    lookup.on_dial(&contact.id);
+                    // What is known of its speed is of a link that was there.
+                    timeout = settings.rpc_timeout;
+                }
+                let deadline = plan.deadline.within(timeout);
                 node.ask(&mut out, contact, hedge, &request, deadline);
                 continue;
             }
@@ -107,14 +123,14 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
             Step::Done(mut verdict) => {
                 let start = node.since(began);
                 verdict.trace.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(start));
+                for loser in &verdict.losers {
+                    drop_question(node, &mut out, loser);
+                }
                 if let Some(wanted) = wanted.take().filter(|_| verdict.reason == Reason::Complete) {
                     insist(node, &plan, (&wanted, began), &request, &mut verdict).await;
                 }
                 node.on_verdict(&plan, &verdict, now() - began);
-                learn_silence(node, &verdict).await;
-                for loser in &verdict.losers {
-                    drop_question(node, &mut out, loser);
-                }
+                learn_silence(node, &verdict);
                 return verdict;
             }
         };
@@ -134,23 +150,34 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
         let Some((question, reply)) = event else { continue };
         let at = node.since(now());
         match reply {
-            Ok(Reply { mut answer, observed }) => {
-                let rtt = at.saturating_sub(question.asked);
-                node.buckets.answered(&question.to, observed, rtt, false).await;
+            Ok(Reply { mut answer, observed, dialled }) => {
+                let mut rtt = at.saturating_sub(question.asked);
+                if question.is_again {
+                    // With the pauses it is no round trip.
+                    let known = node.buckets.look_at(&question.to.id, |entry| entry.rtt.mean());
+                    rtt = known.flatten().unwrap_or(rtt);
+                }
+                if let Some(contact) = node.reached(&question.to, dialled) {
+                    let heard = node.buckets.answered(&contact, observed, rtt, false);
+                    // A bucket that is slow to hear of it takes none of what is left of the time.
+                    let _ = plan.deadline.limit("route", heard).await;
+                }
                 let closer = closer_of(&mut answer, node, &lookup, observed);
                 let found = quest.on_answer(observed, answer).await;
                 lookup.on_answer(&question.to.id, closer, found, at);
             }
             Err(failure) => {
-                if failure == Failure::Busy && !question.is_again {
+                if !failure.is_the_peers() && !question.is_again {
                     let Question { to, deadline, .. } = &question;
-                    if let Some(again) = node.patience.ask_again(node.network(), to, &request, *deadline) {
+                    let again = (failure, &spent);
+                    let again = node.patience.ask_again(node.network(), to, &request, *deadline, again);
+                    if let Some(again) = again {
                         out.push_boxed(Question { is_again: true, ..question }, again);
                         continue;
                     }
                 }
-                if failure != Failure::Busy {
-                    node.buckets.failed(question.to.id).await;
+                if failure.is_the_peers() {
+                    let _ = plan.deadline.limit("route", node.buckets.failed(question.to.id)).await;
                 }
                 lookup.on_failure(&question.to.id, failure, at);
             }
@@ -177,7 +204,9 @@ async fn insist(
         let took = now() - began;
         let outcome = match reply {
             Ok(reply) => {
-                node.buckets.answered(wanted, reply.observed, took, false).await;
+                if let Some(contact) = node.reached(wanted, reply.dialled) {
+                    node.buckets.answered(&contact, reply.observed, took, false).await;
+                }
                 verdict.closest.insert(0, wanted.clone());
                 verdict.hops = verdict.hops.max(hop);
                 Outcome::Answered { named: 0, found: 0 }
@@ -190,11 +219,14 @@ async fn insist(
     }
 }
 
-/// Peers that were set aside and never answered: the table hears of it, as of any other failure.
-async fn learn_silence(node: &Node, verdict: &Verdict) {
-    for asked in &verdict.trace {
-        if asked.outcome == Outcome::Silent {
-            node.buckets.failed(asked.peer).await;
+/// Peers that were set aside and never answered. They were slower than others, which is no failure: whoever would make
+/// them leave the table need only keep us busy for a moment. They are asked whether they are there, and have all the
+/// time that a question has.
+fn learn_silence(node: &Node, verdict: &Verdict) {
+    for asked in verdict.trace.iter().filter(|asked| asked.outcome == Outcome::Silent) {
+        let known = |entry: &Entry| (!entry.is_silent()).then(|| entry.contact.clone());
+        if let Some(to) = node.buckets.look_at(&asked.peer, known).flatten() {
+            drop(node.pings.try_push(Errand { to, introduces: false }));
         }
     }
 }
@@ -229,6 +261,20 @@ impl Node {
         let reply = self.network().ask(&to, Arc::clone(request), deadline);
         let asked = self.since(now());
         out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
+    }
+
+    /// `peer`, whom others named and who has answered, as far as it is known where it takes calls: where it was dialled,
+    /// whatever was said. Over a link that it opened itself it answers under any address, so only one that is known already
+    /// counts; others say themselves where they are.
+    fn reached(&self, peer: &Contact, dialled: Option<SocketAddr>) -> Option<Contact> {
+        let is_same = |addr: &SocketAddr, other: SocketAddr| {
+            addr.port() == other.port() && addr.ip().to_canonical() == other.ip().to_canonical()
+        };
+        match dialled {
+            Some(at) if peer.addrs.iter().any(|addr| is_same(addr, at)) => Some(peer.clone()),
+            Some(at) => Some(Contact { id: peer.id, addrs: [at].into() }),
+            None => self.buckets.look_at(&peer.id, |entry| entry.contact.clone()),
+        }
     }
 
     /// Whom to ask when somebody names this peer. One that we know and that answers is where we know it to be: over a link

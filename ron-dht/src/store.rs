@@ -28,7 +28,7 @@ use crate::logic::{
     addrs::{AddressPolicy, Sender, Source},
     records::{Inserted, Kept, Limits, Records},
     schedule::{Planned, REPUBLISH, Schedule},
-    signed::{RecordError, Verified},
+    signed::{Record, RecordError, Verified},
 };
 
 /// What an entry of the journal is.
@@ -42,9 +42,13 @@ const SAID_FROM: u8 = 6;
 /// Keys in one entry of the schedule: 24 KiB.
 const KEYS_PER_ENTRY: usize = 512;
 
-/// Bytes that are written between two syncs when everything is written anew. A writer that waits behind them waits
-/// for milliseconds.
-const REWRITE_BYTES: usize = 1 << 20;
+/// Bytes that are written between two syncs when there is much to write. Whoever waits behind them waits for
+/// milliseconds, and the journal has room for one of these of the flush and one of a rewrite many times over.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes that may wait for the disk. Peers have at most as much at work by default; beyond that they are told to come
+/// back.
+pub(crate) const UNWRITTEN_BYTES_MAX: usize = 64 << 20;
 
 /// Segments beyond twice what is needed before everything is written anew. Fewer would rewrite a small store all the
 /// time.
@@ -120,8 +124,9 @@ pub(crate) struct Store {
 struct Durable {
     journal: Journal,
     reader: Reader,
-    /// Changes that nobody has taken to the disk yet.
+    /// Changes that nobody has taken to the disk yet, and their bytes.
     unwritten: Vec<(u8, Bytes)>,
+    unwritten_bytes: usize,
     /// Numbers the entries of the schedule.
     stamp: u64,
     /// Where our own records say that we are, if that is known: see [`Store::on_addrs`].
@@ -181,6 +186,7 @@ impl Store {
             journal,
             reader,
             unwritten: Vec::new(),
+            unwritten_bytes: 0,
             stamp,
             said_from,
             rewriting: Weak::new(),
@@ -189,7 +195,7 @@ impl Store {
             mended: 0,
         };
         if !had_phase {
-            durable.unwritten.push((PHASE, schedule.phase().to_be_bytes().to_vec().into()));
+            durable.add((PHASE, schedule.phase().to_be_bytes().to_vec().into()));
         }
         Ok((Store { records, schedule, durable: Some(durable) }, opened))
     }
@@ -216,6 +222,7 @@ impl Store {
         sender: &Sender,
         clock: Clock,
     ) -> Result<Inserted, RecordError> {
+        check_time(&record, clock)?;
         let (asked, inserted) = (record.clone(), self.records.insert(record, sender, clock.now)?);
         self.note(&asked, inserted, clock);
         Ok(inserted)
@@ -232,6 +239,7 @@ impl Store {
         sender: &Sender,
         clock: Clock,
     ) -> Result<Inserted, RecordError> {
+        check_time(&record, clock)?;
         let asked = record.clone();
         let inserted = self.records.compare_and_swap(record, expected, sender, clock.now)?;
         self.note(&asked, inserted, clock);
@@ -272,7 +280,7 @@ impl Store {
         let planned = self.schedule.remove(key)?;
         if let Some(durable) = &mut self.durable {
             let entry = [&durable.next_stamp().to_be_bytes()[..], key.as_bytes()].concat();
-            durable.unwritten.push((UNPLANNED, entry.into()));
+            durable.add((UNPLANNED, entry.into()));
         }
         Some(planned)
     }
@@ -298,8 +306,14 @@ impl Store {
 
     /// As [`Schedule::due`].
     #[must_use]
-    pub(crate) fn due(&mut self, unix_secs: u64, limit: usize) -> Vec<Key> {
-        self.schedule.due(unix_secs, limit)
+    pub(crate) fn due(
+        &mut self,
+        unix_secs: u64,
+        limit: usize,
+        after: &mut Option<(u64, Key)>,
+        taken: impl Fn(&Key) -> bool,
+    ) -> Vec<Key> {
+        self.schedule.due(unix_secs, limit, after, taken)
     }
 
     /// What has changed since the last flush, to be written by whoever has the time. Flush after every message: what
@@ -308,8 +322,26 @@ impl Store {
         let Some(durable) = &mut self.durable else {
             return Flush { journal: None, entries: Vec::new() };
         };
+        durable.unwritten_bytes = 0;
         let entries = std::mem::take(&mut durable.unwritten);
         Flush { journal: (!entries.is_empty()).then(|| durable.journal.clone()), entries }
+    }
+
+    /// Takes back what a flush did not come to, ahead of what has changed since. What was written after all is written
+    /// twice, which the reader does not mind.
+    pub(crate) fn put_back(&mut self, flush: Flush) {
+        if let Some(durable) = &mut self.durable {
+            let since = std::mem::replace(&mut durable.unwritten, flush.entries);
+            durable.unwritten_bytes +=
+                durable.unwritten.iter().map(|(_, entry)| record_bytes(entry.len())).sum::<usize>();
+            durable.unwritten.extend(since);
+        }
+    }
+
+    /// Whether so much waits for the disk that nobody should bring more.
+    #[must_use]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.durable.as_ref().is_some_and(|durable| durable.unwritten_bytes >= UNWRITTEN_BYTES_MAX)
     }
 
     /// Notes that a flush was not written: the disk lacks something until everything has been written anew.
@@ -372,19 +404,32 @@ impl Store {
             return;
         };
         if let Some(kept) = self.records.kept_for(record.record()) {
-            durable.unwritten.push(kept_entry(&kept, clock));
+            durable.add(kept_entry(&kept, clock));
         }
     }
 
     fn write_planned(&mut self, planned: &[(Key, Planned)]) {
         if let Some(durable) = &mut self.durable {
             let stamp = durable.next_stamp();
-            durable.unwritten.extend(planned_entries(planned, stamp));
+            planned_entries(planned, stamp).for_each(|entry| durable.add(entry));
         }
     }
 }
 
+/// Whether a provider record was signed at a time at which it can be of use now.
+fn check_time(record: &Verified, clock: Clock) -> Result<(), RecordError> {
+    match record.record() {
+        Record::Provider(record) => record.is_current(clock.unix_secs),
+        Record::Value(_) => Ok(()),
+    }
+}
+
 impl Durable {
+    fn add(&mut self, entry: (u8, Bytes)) {
+        self.unwritten_bytes += record_bytes(entry.1.len());
+        self.unwritten.push(entry);
+    }
+
     fn next_stamp(&mut self) -> u64 {
         self.stamp += 1;
         self.stamp
@@ -406,16 +451,33 @@ impl Flush {
         self.entries.is_empty()
     }
 
-    /// Writes, and returns when it is durable. Dropping the future may or may not withdraw it.
+    /// Writes piece by piece, and returns when it is durable: the journal takes no more at once than it has room for.
+    /// What it holds afterwards was not written. Dropping the future may or may not withdraw the piece under way.
     ///
     /// # Errors
-    /// As [`Journal::append`]. What was not written stays in memory and is written with the next rewrite.
-    pub(crate) async fn write(self, deadline: Deadline) -> Result<(), JournalError> {
-        match self.journal {
-            Some(journal) => journal.append_all(self.entries, deadline).await.map(drop),
-            None => Ok(()),
+    /// As [`Journal::append`]. What was not written can be [put back](Store::put_back), or stays in memory and is
+    /// written with the next rewrite.
+    pub(crate) async fn write(&mut self, deadline: Deadline) -> Result<(), JournalError> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        while !self.entries.is_empty() {
+            let piece = first_piece(&self.entries).to_vec();
+            let count = piece.len();
+            journal.append_all(piece, deadline).await?;
+            self.entries.drain(..count);
         }
+        Ok(())
     }
+}
+
+/// The first entries that make up a piece: at least one, and about [`PIECE_BYTES`] of them.
+fn first_piece(entries: &[(u8, Bytes)]) -> &[(u8, Bytes)] {
+    let mut bytes = 0;
+    let is_over = |(_, payload): &(u8, Bytes)| {
+        bytes += record_bytes(payload.len());
+        bytes >= PIECE_BYTES
+    };
+    let count = entries.iter().position(is_over).map_or(entries.len(), |last| last + 1);
+    &entries[..count]
 }
 
 /// Everything on its way to the disk once more, after which what was written before can go.
@@ -442,16 +504,12 @@ impl Rewrite {
     /// # Errors
     /// As [`Journal::append`] and [`Journal::remove_before`].
     pub(crate) async fn write(self, deadline: Deadline) -> Result<usize, JournalError> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        for (kind, payload) in self.entries {
-            bytes += record_bytes(payload.len());
-            batch.push((kind, payload));
-            if bytes >= REWRITE_BYTES {
-                self.journal.append_all(std::mem::take(&mut batch), deadline).await?;
-                bytes = 0;
-            }
+        let mut rest = &self.entries[..];
+        while !rest.is_empty() {
+            let piece = first_piece(rest);
+            self.journal.append_all(piece.to_vec(), deadline).await?;
+            rest = &rest[piece.len()..];
         }
-        self.journal.append_all(batch, deadline).await?;
         self.journal.remove_before(self.keep_from, deadline).await
     }
 }
@@ -671,7 +729,7 @@ mod tests {
         assert_eq!(store.plan(&[key(1), key(2), key(3), key(1)]), 3);
         store.on_published(&[(key(1), 77), (key(9), 5)], clock(500));
         assert_eq!(store.unplan(&key(2)), Some(Planned { seq: 0, published: None }));
-        let flush = store.flush();
+        let mut flush = store.flush();
         assert!(!flush.is_empty());
         flush.write(soon()).await.unwrap();
         assert!(store.flush().is_empty());
@@ -689,10 +747,33 @@ mod tests {
         assert_eq!(store.schedule.iter().collect::<Vec<_>>(), schedule);
         assert_eq!((store.schedule.wake_at(), store.schedule.phase()), (due, phase));
         assert_eq!(store.schedule.next_seq(&key(1), 50), 78);
-        assert_eq!(store.due(after.unix_secs, 9), [key(3)]);
+        assert_eq!(store.due(after.unix_secs, 9, &mut None, |_| false), [key(3)]);
         // An old word is still known to be old.
         assert_eq!(store.insert(provider(2, 1, 4), &sender(), after), Err(RecordError::Stale { held: 4 }));
         second.shutdown().await;
+    }
+
+    /// Whoever has kept a copy of a record brings it again when everybody has forgotten it, or to a node that never
+    /// knew it; and that of one who has withdrawn it, when the withdrawal is forgotten.
+    #[test]
+    fn an_old_word_does_not_come_back() {
+        let mut store = Store::memory(StoreSettings::default(), &mut fastrand::Rng::with_seed(1));
+        let day = 24 * 3600;
+        assert_eq!(store.insert(provider(1, 1, 1), &sender(), clock(0)), Ok(Inserted::Added));
+        assert_eq!(store.insert(provider(2, 1, 1), &sender(), clock(0)), Ok(Inserted::Added));
+        let gone = Verified::unproven(2, key(1), &[], 2, HOUR, true);
+        assert_eq!(store.insert(gone, &sender(), clock(10)), Ok(Inserted::Replaced));
+        for hours in 1..100 {
+            let at = clock(hours * 3600 + 20);
+            store.expire(at.now, usize::MAX);
+            let again = store.insert(provider(1, 1, 1), &sender(), at);
+            let withdrawn = store.insert(provider(2, 1, 1), &sender(), at);
+            let is_over = hours * 3600 + 20 > 3600 + day;
+            assert_eq!(again == Err(RecordError::Expired), is_over, "{hours} h: {again:?}");
+            assert!(withdrawn.is_err(), "{hours} h: {withdrawn:?}");
+        }
+        let late = Clock { unix_secs: 1_800_000_000 - day - 1, ..clock(0) };
+        assert_eq!(store.insert(provider(3, 1, 1), &sender(), late), Err(RecordError::Expired));
     }
 
     #[tokio::test(start_paused = true)]
@@ -892,6 +973,55 @@ mod tests {
         second.shutdown().await;
     }
 
+    /// More than the journal takes at once: forty mebibytes of values between two flushes.
+    #[tokio::test(start_paused = true)]
+    async fn much_is_written_in_pieces() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        store.durable.as_mut().unwrap().slack_bytes = u64::MAX / 2;
+        let data = vec![7; 16 << 10];
+        for seq in 0..2560_u64 {
+            let salt = seq.to_be_bytes();
+            let value = Verified::unproven_value(seq, &salt, 1, &data, HOUR);
+            store.insert(value, &sender(), clock(0)).unwrap();
+        }
+        let keys: Vec<_> = (0..400_000).map(key).collect();
+        store.plan(&keys);
+        let mut flush = store.flush();
+        assert_eq!(flush.write(soon()).await, Ok(()));
+        assert!(flush.is_empty() && store.is_whole());
+        drop(store);
+        first.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+        let second = host();
+        let (_, opened) = open(&second, &disk, clock_after_restart(1)).await.unwrap();
+        assert_eq!((opened.records, opened.planned), (2560, 400_000));
+        second.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_flush_did_not_come_to_is_put_back() {
+        let (disk, first) = (SimDisk::new(), host());
+        let (mut store, _) = open(&first, &disk, clock(0)).await.unwrap();
+        store.insert(provider(1, 1, 1), &sender(), clock(0)).unwrap();
+        // As after a disk that was too slow: nobody wrote it.
+        let flush = store.flush();
+        assert!(!flush.is_empty());
+        store.insert(provider(1, 2, 1), &sender(), clock(0)).unwrap();
+        store.put_back(flush);
+        assert!(store.is_whole() && !store.is_behind());
+        store.flush().write(soon()).await.unwrap();
+        drop(store);
+        first.shutdown().await;
+        disk.restart(CrashStyle::LoseUnsynced);
+        let second = host();
+        let (mut store, opened) = open(&second, &disk, clock_after_restart(0)).await.unwrap();
+        assert_eq!(opened.records, 2);
+        store.durable.as_mut().unwrap().unwritten_bytes = UNWRITTEN_BYTES_MAX;
+        assert!(store.is_behind());
+        second.shutdown().await;
+    }
+
     #[tokio::test(start_paused = true)]
     async fn foreign_entries_are_counted_and_skipped() {
         let (disk, first) = (SimDisk::new(), host());
@@ -924,7 +1054,7 @@ mod tests {
         let mut store = Store::memory(StoreSettings::default(), &mut fastrand::Rng::with_seed(1));
         store.insert(provider(1, 1, 1), &sender(), clock(0)).unwrap();
         store.plan(&[key(1)]);
-        let flush = store.flush();
+        let mut flush = store.flush();
         assert!(flush.is_empty() && store.rewrite(clock(0)).is_none());
         assert_eq!(flush.write(soon()).await, Ok(()));
     }

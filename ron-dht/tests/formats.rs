@@ -31,7 +31,7 @@ fn check(heading: &str, bytes: &[u8]) {
 fn the_samples_are_what_is_written() {
     let (identity, hour) = (Identity::from_seed(&[1; 32]), Duration::from_secs(3600));
     let addrs = ["10.0.0.1:4710".parse().unwrap(), "[2001:db8::1]:4710".parse().unwrap()];
-    let record = ProviderRecord::sign(&identity, Key::from_bytes([5; 32]), &addrs, 7, hour);
+    let record = ProviderRecord::sign(&identity, Key::from_bytes([5; 32]), &addrs, 7, 1_800_000_000, hour);
     check("#### A provider record", record.encoded());
     assert!(ProviderRecord::decode(&sample("#### A provider record")).unwrap().verify().is_ok());
 

@@ -1,13 +1,18 @@
 //! What the fuzzer and the replay of its corpus both run.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::OnceLock, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::{Mutex, OnceLock},
+    time::Duration,
+};
 
 use ron_core::{NodeId, net::Identity};
 use ron_dht::{
     Key,
     logic::{
         addrs::{AddressPolicy, Sender},
-        records::{Limits, Records},
+        records::{Kept, Limits, Records},
         signed::{ProviderRecord, Value, Verified},
     },
 };
@@ -55,6 +60,10 @@ fn edit(data: &[u8]) {
 
 /// Two bytes a step: which record, and who sends it after how long. In a small store the limits must hold after every
 /// step; in a large one the outcome must not depend on the order in which the same records came.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "threads of a test that end with it, without a host to track them"
+)]
 fn submit(data: &[u8]) {
     let steps: Vec<(&Verified, Sender, Duration)> = data
         .chunks_exact(2)
@@ -90,7 +99,8 @@ fn submit(data: &[u8]) {
             assert_eq!(two.len(), found.len().min(2));
         }
     }
-    small.expire(now + 24 * HOUR, usize::MAX);
+    // A withdrawal stays for a day longer than anything it withdraws.
+    small.expire(now + 48 * HOUR, usize::MAX);
     assert_eq!((small.len(), small.bytes()), (0, 0));
 
     let settle = |steps: &mut dyn Iterator<Item = &(&Verified, Sender, Duration)>| {
@@ -98,12 +108,39 @@ fn submit(data: &[u8]) {
         for (record, sender, _) in steps {
             let _ = large.insert((*record).clone(), sender, Duration::ZERO);
         }
-        large.kept().map(|kept| kept.encoded).collect::<BTreeSet<_>>()
+        settled(&large)
     };
-    assert_eq!(settle(&mut steps.iter()), settle(&mut steps.iter().rev()));
+    let in_order = settle(&mut steps.iter());
+    assert_eq!(in_order, settle(&mut steps.iter().rev()));
+
+    // Two threads, each with every other step, in whatever order they come.
+    let shared = Mutex::new(Records::new(Limits::default(), AddressPolicy::Public));
+    std::thread::scope(|scope| {
+        for first in 0..2 {
+            let (steps, shared) = (&steps, &shared);
+            scope.spawn(move || {
+                for (record, sender, _) in steps.iter().skip(first).step_by(2) {
+                    let mut records = shared.lock().expect("nobody panics with it");
+                    let _ = records.insert((*record).clone(), sender, Duration::ZERO);
+                }
+            });
+        }
+    });
+    assert_eq!(in_order, settled(&shared.into_inner().expect("nobody panicked with it")));
+}
+
+/// What is kept and until when. A value under its hash is the same however long it asked to live.
+fn settled(records: &Records) -> BTreeSet<(Vec<u8>, Duration)> {
+    let said = |kept: Kept| match Value::decode(&kept.encoded) {
+        Ok(value) if kept.is_value && value.signer().is_none() => (value.data().to_vec(), kept.expires),
+        _ => (kept.encoded.to_vec(), kept.expires),
+    };
+    records.kept().map(said).collect()
 }
 
 const KEYS: u8 = 3;
+
+const ISSUED: u64 = 1_800_000_000;
 
 fn key(number: u8) -> Key {
     Key::from_bytes([number; 32])
@@ -120,8 +157,8 @@ fn pool() -> &'static [(Vec<u8>, Verified)] {
                 for seq in 1..3 {
                     let addr = SocketAddr::from(([9, 9, who, number], 4000));
                     let ttl = HOUR / 2 * u32::from(who);
-                    pool.push(ProviderRecord::sign(&identity, key(number), &[addr], seq, ttl));
-                    pool.push(ProviderRecord::withdraw(&identity, key(number), seq));
+                    pool.push(ProviderRecord::sign(&identity, key(number), &[addr], seq, ISSUED, ttl));
+                    pool.push(ProviderRecord::withdraw(&identity, key(number), seq, ISSUED));
                 }
             }
         }
@@ -134,7 +171,8 @@ fn pool() -> &'static [(Vec<u8>, Verified)] {
             let identity = Identity::from_seed(&[1; 32]);
             let mutable = Value::mutable(&identity, b"salt", 1 + seq / 2, &[seq as u8; 9], HOUR);
             let immutable = Value::immutable(&[seq as u8; 9], HOUR);
-            for value in [mutable, immutable] {
+            let longer = Value::immutable(&[seq as u8; 9], 2 * HOUR);
+            for value in [mutable, immutable, longer] {
                 let value = value.expect("it is small");
                 pool.push((value.encoded().to_vec(), value.verify().expect("just signed")));
             }

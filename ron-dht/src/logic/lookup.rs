@@ -2,7 +2,8 @@
 //!
 //! The search keeps every peer it heard of in order of distance to the target and asks the nearest it has not asked.
 //! It is complete when the k nearest that are alive have answered. A peer silent past its hedge delay is set aside: its
-//! place goes to another and the end does not wait for it, but what it says later still counts. So a dead peer costs
+//! place goes to another and the end waits for it no longer than for the slowest twice over, but what it says later still
+//! counts. So a dead peer costs
 //! one hedge delay and not a timeout, and no error, however fast, ends a search that somebody may still answer.
 //!
 //! Whatever peers say, a search ends: each peer is asked once, or once more if it was not where the first to name it said
@@ -31,6 +32,13 @@ const INFORMANTS_MIN: usize = 3;
 /// Candidates kept that are not asked yet. A liar names k that are all nearer than the truth: with a dozen lists the
 /// truth outlasts the liars among them until they are found out. 240 of 136 bytes are 32 KiB a search at worst.
 const UNASKED_MAX: usize = 12 * K;
+
+/// How many times as long as the slowest that answered the end waits for who is near and silent.
+const PATIENCE: u32 = 2;
+
+/// How many times as long a peer may be silent whom we have no link with: the link takes three round trips more, and to
+/// time a cold link by a warm one would call everybody on another continent silent.
+const DIAL_ROUNDS: u32 = 3;
 
 /// How a search behaves. The defaults are what a public network needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +135,8 @@ pub struct Lookup {
     /// Nearest first.
     candidates: Vec<Candidate>,
     questions: Vec<Question>,
+    /// Questions to those who were too busy at first.
+    again: usize,
     found: usize,
     ended: Option<Reason>,
 }
@@ -152,6 +162,7 @@ impl Lookup {
             deadline,
             candidates: Vec::new(),
             questions: Vec::new(),
+            again: 0,
             found: 0,
             ended: None,
         };
@@ -178,7 +189,7 @@ impl Lookup {
         if now < self.deadline {
             self.set_aside(now);
         }
-        let spent = self.questions.len() >= self.requests_max();
+        let spent = self.questions.len() + self.again >= self.requests_max();
         if now < self.deadline && !spent {
             if let Some(cancel) = self.look_elsewhere(now) {
                 return cancel;
@@ -186,7 +197,8 @@ impl Lookup {
         }
         let active = self.count(Stage::Active);
         let next = self.pick();
-        if active == 0 && (next.is_none() || spent) && !self.hopes_for_the_silent() {
+        let hope = self.hopes_until(now);
+        if active == 0 && (next.is_none() || spent) && hope.is_none() {
             let reason = match next {
                 Some(_) => Reason::Requests,
                 None if self.misses_the_far() => Reason::Hops,
@@ -199,7 +211,10 @@ impl Lookup {
         }
         match next {
             Some(next) if active < self.slots() && !spent => self.ask(next, now),
-            _ => Step::Wait { until: self.wake_at() },
+            _ => {
+                let patience = hope.filter(|_| active == 0).unwrap_or(self.deadline);
+                Step::Wait { until: self.wake_at().min(patience) }
+            }
         }
     }
 
@@ -228,6 +243,15 @@ impl Lookup {
         self.settle(question, Outcome::Answered { named, found }, now);
     }
 
+    /// There is no link with `peer`, who was just asked: it may be silent for longer.
+    pub fn on_dial(&mut self, peer: &NodeId) {
+        if let Some((_, question)) = self.out(peer) {
+            let Question { asked, aside_at, .. } = &mut self.questions[question];
+            let delay = aside_at.saturating_sub(asked.at);
+            *aside_at = asked.at.saturating_add(delay.saturating_mul(DIAL_ROUNDS));
+        }
+    }
+
     /// Whether it has heard of `peer`, so that what else is known of it comes too late.
     #[must_use]
     pub fn has_heard_of(&self, peer: &NodeId) -> bool {
@@ -238,16 +262,28 @@ impl Lookup {
     pub fn on_failure(&mut self, peer: &NodeId, why: Failure, now: Duration) {
         let Some((at, question)) = self.out(peer) else { return };
         let was_blamed = self.candidates[at].stage == Stage::Aside;
-        if why == Failure::Busy {
-            self.absolve(at);
-            // It is where it was looked for.
-            self.candidates[at].elsewhere = Elsewhere::Tried;
+        match why {
+            Failure::Busy { .. } => {
+                self.absolve(at);
+                // It is where it was looked for.
+                self.candidates[at].elsewhere = Elsewhere::Tried;
+            }
+            Failure::Local if was_blamed => self.unblame(at),
+            Failure::Local => {}
+            Failure::Timeout | Failure::Unreachable | Failure::Invalid if was_blamed => {}
+            Failure::Timeout | Failure::Unreachable | Failure::Invalid => {
+                self.candidates[at].stage = Stage::Gone;
+                self.settle(question, Outcome::Failed(why), now);
+                return self.blame(at);
+            }
         }
         self.candidates[at].stage = Stage::Gone;
         self.settle(question, Outcome::Failed(why), now);
-        if why != Failure::Busy && !was_blamed {
-            self.blame(at);
-        }
+    }
+
+    /// So many questions were asked once more, in all. They count like the others.
+    pub fn on_asked_again(&mut self, times: usize) {
+        self.again = times;
     }
 
     /// Ends the search: nobody wants the answer any more, or the node is stopping.
@@ -273,9 +309,24 @@ impl Lookup {
         self.questions.iter().filter(|question| question.stage == stage).count()
     }
 
-    /// While nobody has answered, the silent are all there is: a slow peer is better than none.
-    fn hopes_for_the_silent(&self) -> bool {
-        self.count(Stage::Aside) > 0 && !self.candidates.iter().any(|c| c.stage == Stage::Answered)
+    /// Until when the end waits for somebody who is silent; not at all if nobody is worth it. While nobody has answered,
+    /// the silent are all there is: a slow peer is better than none. Later they are worth some patience if they are nearer
+    /// than the k-th that answered: whoever is as far away as those who did answer may need as long, and on a cold link
+    /// twice that. More would make every dead peer cost what hedging saves.
+    fn hopes_until(&self, now: Duration) -> Option<Duration> {
+        let aside = || self.questions.iter().filter(|question| question.stage == Stage::Aside);
+        let mut answered = self.candidates.iter().filter(|candidate| candidate.stage == Stage::Answered);
+        let took = self.questions.iter().filter(|question| question.stage == Stage::Answered);
+        let Some(slowest) = took.filter_map(|question| question.asked.took).max() else {
+            return aside().next().map(|_| self.deadline);
+        };
+        let kth = answered.nth(K - 1).map(|candidate| candidate.distance);
+        let is_near = |question: &&Question| {
+            let distance = self.target.distance(&question.asked.peer);
+            kth.is_none_or(|kth| distance < kth)
+        };
+        let until = aside().filter(is_near).map(|question| question.asked.at + slowest * PATIENCE).max();
+        until.filter(|until| *until > now).map(|until| until.min(self.deadline))
     }
 
     fn set_aside(&mut self, now: Duration) {
@@ -504,6 +555,13 @@ impl Lookup {
         }
     }
 
+    /// Nothing is known of this candidate after all.
+    fn unblame(&mut self, at: usize) {
+        for source in self.candidates[at].sources.into_iter().flatten() {
+            self.questions[usize::from(source)].bad -= 1;
+        }
+    }
+
     /// Whoever named this candidate told the truth, whatever was thought while it was silent.
     fn absolve(&mut self, at: usize) {
         let was_blamed = self.candidates[at].stage == Stage::Aside;
@@ -537,7 +595,7 @@ impl Lookup {
             closest: closest.into_iter().map(|candidate| candidate.contact.clone()).collect(),
             found: self.found,
             hops: trace.iter().filter(has_answered).map(|asked| asked.hop).max().unwrap_or(0),
-            rpcs: trace.len(),
+            rpcs: trace.len() + self.again,
             hedges: trace.iter().filter(|asked| asked.hedge).count(),
             losers: self.questions.iter().filter(is_out).map(|question| question.asked.peer).collect(),
             trace,

@@ -2,7 +2,9 @@
 //!
 //! Nothing here trusts a clock but the local one: a record lives from when it was received, for as long as it asks
 //! and at most a day, so neither a skewed clock nor a huge number keeps it longer. Hearing the same provider record
-//! again prolongs nothing; its publisher counts `seq` up instead, and so a replay keeps nobody's old word alive.
+//! again prolongs nothing; its publisher counts `seq` up instead. Whoever has forgotten a record, or never knew it, cannot
+//! tell a replay by that: when it was signed tells, and whoever has a wall clock asks it before a record comes here. Until
+//! nobody takes the record any more, its withdrawal stays.
 //!
 //! When there is no room, the newcomer is refused, with one exception: whoever holds most makes room for whoever
 //! holds less. A flooder can then neither push out those who hold less than it, nor lock out those who come after it.
@@ -20,7 +22,7 @@ use ron_core::NodeId;
 use super::{
     Key,
     addrs::{AddressPolicy, Sender, Source},
-    signed::{ProviderRecord, Record, RecordError, TTL_MAX, Value, Verified},
+    signed::{ProviderRecord, Record, RecordError, SKEW_MAX, TTL_MAX, Value, Verified},
 };
 
 /// What one record costs beside its own bytes: its row (about 150), its places in the indexes by key, expiry, source
@@ -41,7 +43,7 @@ pub struct Limits {
     pub records_max: usize,
     /// Bytes in all, with 384 for each record beside its own. Lower it where memory is scarce.
     pub bytes_max: usize,
-    /// The longest life, whatever a record asks for. At most a day.
+    /// The longest life, whatever a record asks for. At most a day; withdrawals stay for a day longer.
     pub ttl_max: Duration,
 }
 
@@ -192,8 +194,12 @@ impl Row {
     }
 
     /// Which of two records for one place counts. All nodes come to the same answer, whatever arrives first: the
-    /// higher number; of two with the same, a withdrawal; otherwise the greater bytes.
+    /// higher number; of two with the same, a withdrawal; otherwise the greater bytes. Two values under one hash are one
+    /// value, however long they ask to live: nobody signed that, so it must not decide whose word counts.
     fn precedence(&self, other: &Row) -> Ordering {
+        if self.place == Place::Immutable {
+            return Ordering::Equal;
+        }
         let rank = |row: &Row| (row.seq, row.is_withdrawn);
         rank(self).cmp(&rank(other)).then_with(|| self.encoded.cmp(&other.encoded))
     }
@@ -269,7 +275,8 @@ impl Records {
             }
             Record::Value(value) => value.ttl_secs(),
         };
-        let life = Duration::from_secs(ttl_secs.into()).min(self.limits.ttl_max);
+        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
+        let life = Duration::from_secs(ttl_secs.into()).min(self.life_max(is_withdrawn));
         self.place(Row::of(&record, self.policy.source(sender), now + life), expected, now)
     }
 
@@ -283,8 +290,14 @@ impl Records {
         } else {
             Record::Provider(ProviderRecord::decode(&kept.encoded)?)
         };
-        let expires = kept.expires.min(now + self.limits.ttl_max);
+        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
+        let expires = kept.expires.min(now + self.life_max(is_withdrawn));
         self.place(Row::of(&record, kept.source, expires), None, now)
+    }
+
+    /// A withdrawal outlives every record that it withdraws, also where a clock is late.
+    fn life_max(&self, is_withdrawn: bool) -> Duration {
+        self.limits.ttl_max + if is_withdrawn { SKEW_MAX } else { Duration::ZERO }
     }
 
     fn place(&mut self, mut new: Row, expected: Option<u64>, now: Duration) -> Result<Inserted, RecordError> {
@@ -889,6 +902,27 @@ mod tests {
         assert_eq!(records.compare_and_swap(mutable(3, b"c"), 4, &sender(1), NOW), stale);
         let held = records.value(&Value::mutable_key(&unproven_key(1), b"salt"), true, NOW).unwrap();
         assert_eq!(Value::decode(&held).unwrap().data()[..], b"b"[..]);
+    }
+
+    /// Nobody signs how long a value under its own hash is to live, so whoever says more or less than its owner can
+    /// neither shorten its life nor be in the way of those who prolong it.
+    #[test]
+    fn how_long_a_value_under_its_hash_asks_to_live_decides_nothing_else() {
+        let value = |ttl| Value::immutable(b"v", ttl).unwrap().verify().unwrap();
+        let key = Value::immutable(b"v", HOUR).unwrap().key();
+        let second = Duration::from_secs(1);
+        for others in [second, TTL_MAX, Duration::from_secs(u32::MAX.into())] {
+            let mut records = Records::new(Limits::default(), AddressPolicy::Public);
+            records.insert(value(others), &sender(1), Duration::ZERO).unwrap();
+            // The owner's word prolongs it, also where another spelling is held.
+            let later = HOUR;
+            assert!(records.insert(value(TTL_MAX), &sender(2), later).is_ok());
+            assert!(records.value(&key, false, later + TTL_MAX - second).is_some(), "{others:?}");
+            // And a short one after it takes nothing away.
+            assert_eq!(records.insert(value(second), &sender(1), later), Ok(Inserted::Unchanged));
+            assert!(records.value(&key, false, later + TTL_MAX - second).is_some(), "{others:?}");
+            assert!(records.value(&key, false, later + TTL_MAX).is_none());
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     time::Duration,
 };
 
@@ -112,12 +113,26 @@ impl Schedule {
         is_ours
     }
 
-    /// Up to `limit` keys whose turn has come, the longest overdue first, neighbours together. They stay due until
-    /// they are published.
+    /// Up to `limit` keys whose turn has come and that are not `taken`, the longest overdue first, neighbours together,
+    /// from behind `after` on and then from the beginning: keys that nobody keeps, however many, come round again and
+    /// hold up no others. They stay due until they are published. `after` is moved behind the last of them.
     #[must_use]
-    pub fn due(&mut self, unix_secs: u64, limit: usize) -> Vec<Key> {
+    pub fn due(
+        &mut self,
+        unix_secs: u64,
+        limit: usize,
+        after: &mut Option<(u64, Key)>,
+        taken: impl Fn(&Key) -> bool,
+    ) -> Vec<Key> {
         self.mend(unix_secs);
-        self.turns.iter().take_while(|(due, _)| *due <= unix_secs).take(limit).map(|(_, key)| *key).collect()
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let until = after.map_or(Bound::Excluded((0, Key::from_bytes([0; 32]))), Bound::Included);
+        let round = self.turns.range((from, Bound::Unbounded)).take_while(|(due, _)| *due <= unix_secs);
+        let again = self.turns.range((Bound::Unbounded, until)).take_while(|(due, _)| *due <= unix_secs);
+        let due: Vec<(u64, Key)> =
+            round.chain(again).filter(|(_, key)| !taken(key)).take(limit).copied().collect();
+        *after = due.last().copied();
+        due.into_iter().map(|(_, key)| key).collect()
     }
 
     /// Makes every key due at once, and says what is known of them: what was said of them holds no longer.
@@ -207,6 +222,10 @@ mod tests {
 
     use super::*;
 
+    fn due(schedule: &mut Schedule, unix_secs: u64, limit: usize) -> Vec<Key> {
+        schedule.due(unix_secs, limit, &mut None, |_| false)
+    }
+
     const START: u64 = 1_800_000_000;
     const CYCLE: u64 = 12 * 3600;
 
@@ -228,7 +247,7 @@ mod tests {
         assert!(schedule.is_due(&key(1, 1), START) && schedule.contains(&key(1, 1)));
         let (mut now, mut times) = (START, Vec::new());
         while now < START + 5 * CYCLE {
-            if schedule.due(now, 9) == [key(1, 1)] {
+            if due(&mut schedule, now, 9) == [key(1, 1)] {
                 times.push(now);
                 let seq = schedule.next_seq(&key(1, 1), now);
                 schedule.on_published(&key(1, 1), seq, now);
@@ -250,14 +269,14 @@ mod tests {
                 schedule.add(key(first, last));
             }
         }
-        for key in schedule.due(START, usize::MAX) {
+        for key in due(&mut schedule, START, usize::MAX) {
             schedule.on_published(&key, 1, START);
         }
         // Over the next cycles every key has one turn each, its neighbours with it.
         let mut order = Vec::new();
         for minute in 1..=3 * CYCLE / 60 {
             let now = START + minute * 60;
-            let due = schedule.due(now, usize::MAX);
+            let due = due(&mut schedule, now, usize::MAX);
             assert!(due.len() <= 8, "{} at once", due.len());
             for key in &due {
                 schedule.on_published(key, minute + 1, now);
@@ -284,7 +303,7 @@ mod tests {
         assert_eq!(schedule.next_seq(&key(9, 9), START), START);
         let planned = schedule.remove(&key(1, 1)).unwrap();
         assert_eq!(planned, Planned { seq: START, published: Some(START) });
-        assert!(schedule.is_empty() && schedule.due(u64::MAX / 2, 9).is_empty());
+        assert!(schedule.is_empty() && due(&mut schedule, u64::MAX / 2, 9).is_empty());
         // Publishing that was under way when the key was removed does not bring it back.
         assert!(!schedule.on_published(&key(1, 1), START + 1, START));
         assert!(schedule.is_empty());
@@ -298,9 +317,9 @@ mod tests {
             schedule.on_published(&key(first, 0), START, START);
         }
         let year_before = START - 365 * 86_400;
-        assert!(schedule.due(year_before, 99).is_empty());
+        assert!(due(&mut schedule, year_before, 99).is_empty());
         assert!(schedule.wake_at().unwrap() <= year_before + CYCLE * 5 / 4);
-        assert_eq!(schedule.due(year_before + CYCLE * 5 / 4, 99).len(), 50);
+        assert_eq!(due(&mut schedule, year_before + CYCLE * 5 / 4, 99).len(), 50);
         assert_eq!(schedule.next_seq(&key(0, 0), year_before), START + 1);
     }
 
@@ -317,7 +336,7 @@ mod tests {
         // An older line, read later, changes nothing.
         again.restore(key(2, 0), Planned { seq: 5, published: Some(5) });
         assert_eq!(again.iter().collect::<Vec<_>>(), schedule.iter().collect::<Vec<_>>());
-        assert_eq!((again.len(), again.due(START, 9), again.wake_at()), (2, vec![key(1, 0)], Some(0)));
+        assert_eq!((again.len(), due(&mut again, START, 9), again.wake_at()), (2, vec![key(1, 0)], Some(0)));
     }
 
     #[test]
@@ -344,6 +363,25 @@ mod tests {
         let due = schedule.wake_at().unwrap();
         assert!(!schedule.is_due(&key(1, 0), due - 1) && schedule.is_due(&key(1, 0), due));
         assert_eq!((schedule.lag_secs(due - 5), schedule.lag_secs(due + 90)), (0, 90));
+    }
+
+    #[test]
+    fn what_nobody_keeps_and_what_is_taken_hold_up_no_others() {
+        let mut schedule = schedule();
+        assert!((0..10).all(|number| schedule.add(key(number, 0))));
+        let mut after = None;
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            // Nobody keeps any of them, and two are being said by somebody else.
+            let page = schedule.due(START, 3, &mut after, |taken| [key(0, 0), key(1, 0)].contains(taken));
+            assert_eq!(page.len(), 3);
+            seen.extend(page);
+        }
+        // Eight of them in turn, and then round again.
+        let first: BTreeSet<Key> = seen[..8].iter().copied().collect();
+        assert_eq!(first, (2..10).map(|number| key(number, 0)).collect());
+        assert_eq!(seen[8..], seen[..4]);
+        assert!(schedule.due(START, 3, &mut after, |_| true).is_empty() && after.is_none());
     }
 
     proptest! {

@@ -22,7 +22,7 @@ use ron_core::{
 
 use super::Key;
 
-/// Bytes of the longest provider record. Eight IPv6 addresses make 356; the rest is for later versions.
+/// Bytes of the longest provider record. Eight IPv6 addresses make 366; the rest is for later versions.
 pub const PROVIDER_BYTES_MAX: usize = 1 << 10;
 
 /// Bytes of the longest value.
@@ -39,6 +39,10 @@ pub const ADDRS_MAX: usize = 8;
 
 /// The longest life of a record, whatever it asks for.
 pub const TTL_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// How far the clocks of a publisher and of whoever reads its record may be apart. A record is taken from this long before
+/// it was signed until this long after its life would be over by its publisher's clock; a replay has no more time.
+pub const SKEW_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// What signatures are for. Bytes signed for one never verify for the other.
 const PROVIDER_DOMAIN: &str = "ron-dht provider record 1";
@@ -57,6 +61,7 @@ const PROVIDER_ADDRS: u64 = 2;
 const PROVIDER_SEQ: u64 = 3;
 const PROVIDER_TTL: u64 = 4;
 const PROVIDER_WITHDRAWN: u64 = 5;
+const PROVIDER_ISSUED: u64 = 6;
 
 const VALUE_PUBLIC_KEY: u64 = 0;
 const VALUE_SALT: u64 = 1;
@@ -98,6 +103,9 @@ pub enum RecordError {
     /// It names addresses, and none that the peer who sent it may name.
     #[error("no usable address")]
     NoAddress,
+    /// It was signed too long ago, or will be: an old word that somebody repeats, or a clock that is off by a day.
+    #[error("signed at another time than it can be of use")]
+    Expired,
     /// A newer one is held. Look at that one first.
     #[error("sequence {held} is held")]
     Stale {
@@ -132,6 +140,7 @@ impl RecordError {
             RecordError::WrongKey => "record_wrong_key",
             RecordError::BadSignature(_) => "record_signature",
             RecordError::NoAddress => "record_address",
+            RecordError::Expired => "record_expired",
             RecordError::Stale { .. } => "record_stale",
             RecordError::Conflict { .. } => "record_conflict",
             RecordError::KeyFull => "records_per_key",
@@ -174,23 +183,41 @@ pub struct ProviderRecord {
     seq: u64,
     ttl_secs: u32,
     is_withdrawn: bool,
+    issued: u64,
     encoded: Bytes,
 }
 
+/// What a publisher says beside what it provides and where.
+struct Word {
+    seq: u64,
+    issued: u64,
+    ttl: Duration,
+    is_withdrawn: bool,
+}
+
 impl ProviderRecord {
-    /// Says that `identity` provides `key` at the first eight of `addrs`. Each time it is said, `seq` must be higher:
-    /// hearing the same again prolongs nothing, or anybody could keep an old record alive.
+    /// Says, at `issued` in unix seconds, that `identity` provides `key` at the first eight of `addrs`. Each time it is
+    /// said, `seq` must be higher: hearing the same again prolongs nothing, or anybody could keep an old record alive.
     #[must_use]
-    pub fn sign(identity: &Identity, key: Key, addrs: &[SocketAddr], seq: u64, ttl: Duration) -> Self {
+    pub fn sign(
+        identity: &Identity,
+        key: Key,
+        addrs: &[SocketAddr],
+        seq: u64,
+        issued: u64,
+        ttl: Duration,
+    ) -> Self {
         let sign = |body: &[u8]| identity.sign(PROVIDER_DOMAIN, body);
-        Self::build(identity.public_key(), sign, key, addrs, seq, ttl, false)
+        let word = Word { seq, issued, ttl, is_withdrawn: false };
+        Self::build(identity.public_key(), sign, key, addrs, word)
     }
 
-    /// Says that `identity` no longer provides `key`, against every record with this or a lower `seq`.
+    /// Says, at `issued`, that `identity` no longer provides `key`, against every record with this or a lower `seq`.
     #[must_use]
-    pub fn withdraw(identity: &Identity, key: Key, seq: u64) -> Self {
+    pub fn withdraw(identity: &Identity, key: Key, seq: u64, issued: u64) -> Self {
         let sign = |body: &[u8]| identity.sign(PROVIDER_DOMAIN, body);
-        Self::build(identity.public_key(), sign, key, &[], seq, TTL_MAX, true)
+        let word = Word { seq, issued, ttl: TTL_MAX, is_withdrawn: true };
+        Self::build(identity.public_key(), sign, key, &[], word)
     }
 
     fn build(
@@ -198,9 +225,7 @@ impl ProviderRecord {
         sign: impl FnOnce(&[u8]) -> Signature,
         key: Key,
         addrs: &[SocketAddr],
-        seq: u64,
-        ttl: Duration,
-        is_withdrawn: bool,
+        Word { seq, issued, ttl, is_withdrawn }: Word,
     ) -> Self {
         let addrs: Vec<_> = addrs
             .iter()
@@ -210,18 +235,19 @@ impl ProviderRecord {
         let ttl_secs = ttl_secs(ttl);
         let mut cbor = Encoder::new(Vec::with_capacity(256));
         let mut write = || {
-            cbor.map(6)?.u64(PROVIDER_KEY)?.bytes(key.as_bytes())?;
+            cbor.map(7)?.u64(PROVIDER_KEY)?.bytes(key.as_bytes())?;
             cbor.u64(PROVIDER_PUBLIC_KEY)?.bytes(public_key.as_bytes())?;
             write_addrs(cbor.u64(PROVIDER_ADDRS)?, &addrs)?;
             cbor.u64(PROVIDER_SEQ)?.u64(seq)?;
             cbor.u64(PROVIDER_TTL)?.u32(ttl_secs)?;
-            cbor.u64(PROVIDER_WITHDRAWN)?.bool(is_withdrawn)?.ok()
+            cbor.u64(PROVIDER_WITHDRAWN)?.bool(is_withdrawn)?;
+            cbor.u64(PROVIDER_ISSUED)?.u64(issued)?.ok()
         };
         write().expect("writing to memory does not fail");
         let body = cbor.into_writer();
         let encoded = envelope(&body, &sign(&body)).into();
         let publisher = public_key.node_id();
-        ProviderRecord { key, public_key, publisher, addrs, seq, ttl_secs, is_withdrawn, encoded }
+        ProviderRecord { key, public_key, publisher, addrs, seq, ttl_secs, is_withdrawn, issued, encoded }
     }
 
     /// Reads a record and checks its form. The proof is for [`verify`](Self::verify).
@@ -234,7 +260,7 @@ impl ProviderRecord {
         }
         let (body, _) = open_envelope(encoded)?;
         let (mut key, mut public_key, mut addrs) = (None, None, None);
-        let (mut seq, mut ttl, mut is_withdrawn) = (None, None, None);
+        let (mut seq, mut ttl, mut is_withdrawn, mut issued) = (None, None, None, None);
         read_only_map(body, |field, cbor| {
             match field {
                 PROVIDER_KEY => key = Some(Key::from_bytes(read_array(cbor, "key")?)),
@@ -243,6 +269,7 @@ impl ProviderRecord {
                 PROVIDER_SEQ => seq = Some(cbor.u64()?),
                 PROVIDER_TTL => ttl = Some(read_ttl(cbor)?),
                 PROVIDER_WITHDRAWN => is_withdrawn = Some(cbor.bool()?),
+                PROVIDER_ISSUED => issued = Some(cbor.u64()?),
                 _ => return Ok::<_, RecordError>(false),
             }
             Ok(true)
@@ -256,6 +283,7 @@ impl ProviderRecord {
             seq: required(seq, PROVIDER_SEQ)?,
             ttl_secs: required(ttl, PROVIDER_TTL)?,
             is_withdrawn: required(is_withdrawn, PROVIDER_WITHDRAWN)?,
+            issued: required(issued, PROVIDER_ISSUED)?,
             encoded: Bytes::copy_from_slice(encoded),
         })
     }
@@ -314,6 +342,25 @@ impl ProviderRecord {
     #[must_use]
     pub fn ttl_secs(&self) -> u32 {
         self.ttl_secs
+    }
+
+    /// When it was signed, in unix seconds by its publisher's clock.
+    #[must_use]
+    pub fn issued(&self) -> u64 {
+        self.issued
+    }
+
+    /// Whether it is of use at `unix_secs`: signed not so long ago that its life must be over, whatever clock is off by
+    /// how much of a day. Without that, whoever has seen a record could bring it back for ever, since those who forgot it
+    /// and those who never knew it cannot tell.
+    ///
+    /// # Errors
+    /// [`RecordError::Expired`].
+    pub fn is_current(&self, unix_secs: u64) -> Result<(), RecordError> {
+        let life = u64::from(self.ttl_secs).min(TTL_MAX.as_secs());
+        let from = self.issued.saturating_sub(SKEW_MAX.as_secs());
+        let until = self.issued.saturating_add(life + SKEW_MAX.as_secs());
+        if (from..=until).contains(&unix_secs) { Ok(()) } else { Err(RecordError::Expired) }
     }
 
     /// Whether it takes back what earlier ones said.
@@ -560,7 +607,8 @@ impl Verified {
     ) -> Self {
         let sign = |_: &[u8]| Signature::from_bytes([0; 64]);
         let public_key = unproven_key(who);
-        let record = ProviderRecord::build(public_key, sign, key, addrs, seq, ttl, is_withdrawn);
+        let word = Word { seq, issued: UNPROVEN_ISSUED, ttl, is_withdrawn };
+        let record = ProviderRecord::build(public_key, sign, key, addrs, word);
         Verified(Record::Provider(record))
     }
 
@@ -578,6 +626,10 @@ impl Verified {
         self.0
     }
 }
+
+/// When unproven records were signed.
+#[cfg(test)]
+const UNPROVEN_ISSUED: u64 = 1_800_000_000;
 
 /// The public key of a publisher that only tests have.
 #[cfg(test)]
@@ -660,7 +712,7 @@ mod tests {
     }
 
     fn record() -> ProviderRecord {
-        ProviderRecord::sign(&identity(1), key(), &addrs(2), 7, HOUR)
+        ProviderRecord::sign(&identity(1), key(), &addrs(2), 7, 9, HOUR)
     }
 
     /// A body of arbitrary fields under a good signature.
@@ -682,7 +734,7 @@ mod tests {
         let verified = read.verify().unwrap();
         assert_eq!(verified.record(), &Record::Provider(record));
 
-        let gone = ProviderRecord::withdraw(&identity(1), key(), 8);
+        let gone = ProviderRecord::withdraw(&identity(1), key(), 8, 9);
         let gone = ProviderRecord::decode(gone.encoded()).unwrap();
         assert!(gone.is_withdrawn() && gone.addrs().is_empty());
         assert!(gone.verify().is_ok());
@@ -690,14 +742,14 @@ mod tests {
 
     #[test]
     fn the_bytes_of_a_record_are_these() {
-        let record = ProviderRecord::sign(&identity(1), Key::from_bytes([5; 32]), &addrs(1), 7, HOUR);
+        let record = ProviderRecord::sign(&identity(1), Key::from_bytes([5; 32]), &addrs(1), 7, 9, HOUR);
         let body = [
-            &[0xa6, 0x00, 0x58, 0x20][..],
+            &[0xa7, 0x00, 0x58, 0x20][..],
             &[5; 32],
             &[0x01, 0x58, 0x20],
             identity(1).public_key().as_bytes(),
             &[0x02, 0x81, 0x46, 10, 0, 0, 0, 0x0f, 0xa0],
-            &[0x03, 0x07, 0x04, 0x19, 0x0e, 0x10, 0x05, 0xf4],
+            &[0x03, 0x07, 0x04, 0x19, 0x0e, 0x10, 0x05, 0xf4, 0x06, 0x09],
         ]
         .concat();
         let signature = identity(1).sign("ron-dht provider record 1", &body);
@@ -705,17 +757,37 @@ mod tests {
             [&[0xa2, 0x00, 0x58, body.len() as u8], &body[..], &[0x01, 0x58, 0x40], signature.as_bytes()]
                 .concat();
         assert_eq!(record.encoded()[..], encoded);
-        assert_eq!(encoded.len(), 159);
+        assert_eq!(encoded.len(), 161);
+    }
+
+    #[test]
+    fn a_record_is_of_use_around_its_life_and_no_longer() {
+        let (issued, skew) = (1_800_000_000, SKEW_MAX.as_secs());
+        let record = |ttl| ProviderRecord::sign(&identity(1), key(), &addrs(1), 1, issued, ttl);
+        for (ttl, life) in [(HOUR, 3600), (TTL_MAX, 24 * 3600), (Duration::MAX, 24 * 3600)] {
+            let check = |unix| record(ttl).is_current(unix);
+            assert_eq!(
+                (check(issued), check(issued - skew), check(issued + life + skew)),
+                (Ok(()), Ok(()), Ok(()))
+            );
+            assert_eq!(check(issued - skew - 1), Err(RecordError::Expired));
+            assert_eq!(check(issued + life + skew + 1), Err(RecordError::Expired));
+            assert_eq!(check(u64::MAX), Err(RecordError::Expired));
+        }
+        // Nobody lives for ever by having signed at the end of time.
+        let last = ProviderRecord::sign(&identity(1), key(), &addrs(1), 1, u64::MAX, HOUR);
+        assert_eq!(last.is_current(issued), Err(RecordError::Expired));
+        assert_eq!(ProviderRecord::withdraw(&identity(1), key(), 1, 0).is_current(0), Ok(()));
     }
 
     #[test]
     fn the_largest_record_fits_and_names_eight_addresses() {
         let many: Vec<SocketAddr> =
             (0..20).map(|at| format!("[2606::{at}]:65535").parse().unwrap()).collect();
-        let record = ProviderRecord::sign(&identity(1), key(), &many, u64::MAX, Duration::MAX);
+        let record = ProviderRecord::sign(&identity(1), key(), &many, u64::MAX, u64::MAX, Duration::MAX);
         assert_eq!(record.addrs(), &many[..ADDRS_MAX]);
         assert_eq!(record.ttl_secs(), 24 * 3600);
-        assert!(record.encoded().len() <= 356, "{}", record.encoded().len());
+        assert!(record.encoded().len() <= 366, "{}", record.encoded().len());
         assert_eq!(ProviderRecord::decode(record.encoded()), Ok(record));
     }
 
@@ -767,12 +839,13 @@ mod tests {
     fn a_later_version_may_say_more() {
         let public_key = *identity(1).public_key().as_bytes();
         let encoded = signed(|cbor| {
-            cbor.map(7).unwrap().u64(0).unwrap().bytes(key().as_bytes()).unwrap();
+            cbor.map(8).unwrap().u64(0).unwrap().bytes(key().as_bytes()).unwrap();
             cbor.u64(1).unwrap().bytes(&public_key).unwrap();
             cbor.u64(2).unwrap().array(0).unwrap();
             cbor.u64(3).unwrap().u64(1).unwrap();
             cbor.u64(4).unwrap().u64(u64::MAX).unwrap();
             cbor.u64(5).unwrap().bool(false).unwrap();
+            cbor.u64(6).unwrap().u64(9).unwrap();
             cbor.u64(9).unwrap().array(2).unwrap().u8(1).unwrap().str("new").unwrap();
         });
         let record = ProviderRecord::decode(&encoded).unwrap();

@@ -364,7 +364,7 @@ impl SimLink {
         if is_encoded {
             answer = Answer::decode(method, &answer.encode().1).map_err(|_| Failure::Invalid)?;
         }
-        Ok(Reply { answer, observed })
+        Ok(Reply { answer, observed, dialled: Some(SocketAddr::new(observed, PORT)) })
     }
 }
 
@@ -385,7 +385,7 @@ impl Network for SimLink {
 
 fn failure(fault: &Fault) -> Failure {
     match fault.code {
-        Code::Busy => Failure::Busy,
+        Code::Busy => Failure::Busy { retry_after: fault.retry_after.unwrap_or_default() },
         Code::Timeout => Failure::Timeout,
         Code::Unavailable => Failure::Unreachable,
         _ => Failure::Invalid,

@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use ron_core::net::Identity;
 use ron_dht::{Dht, DhtError, Key, Preset, ProviderRecord, Settings, Value};
 
-use super::world::{World, host, key, soon};
+use super::world::{START, World, host, key, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -45,6 +45,54 @@ async fn of_two_who_read_the_same_only_one_writes() {
         }
         host.shutdown().await;
     }
+}
+
+/// Each of two writers reached only some of the peers, and none of another mind: both were told that they had written,
+/// and one of them had not. Without more than half of the peers nobody has.
+#[tokio::test(start_paused = true)]
+async fn a_swap_that_most_peers_did_not_answer_is_undecided() {
+    for (silent, is_written) in [(0, true), (9, true), (10, false), (15, false)] {
+        let (world, host) = (World::of(100), host());
+        let dht = world.node(1000, &host, Dht::builder()).await;
+        let key = dht.put_mutable(b"s", b"first", 1, None, soon()).await.unwrap();
+        let near = world.closest(&key, 20, &dht.node_id());
+        world.silence_keepers(near.iter().copied().take(silent));
+        let written = dht.put_mutable(b"s", b"ours", 2, Some(1), soon()).await;
+        match is_written {
+            true => assert_eq!(written, Ok(key), "{silent}"),
+            false => {
+                assert_eq!(written, Err(DhtError::Undecided { kept: 20 - silent, asked: 20 }), "{silent}")
+            }
+        }
+        // Without a swap, every copy is worth having.
+        assert_eq!(dht.put_mutable(b"s", b"again", 3, None, soon()).await, Ok(key), "{silent}");
+        host.shutdown().await;
+    }
+}
+
+/// Everybody is asked over whatever link there is, and answers over it wherever somebody said that it was. The table, and
+/// whoever is told from it, has only addresses at which somebody was dialled or of which it spoke itself.
+#[tokio::test(start_paused = true)]
+async fn where_liars_say_that_somebody_is_does_not_enter_the_table() {
+    let (world, host) = (World::of(60), host());
+    let liars: Vec<_> = world.peers();
+    let nowhere = "10.66.66.66:66".parse().unwrap();
+    for peer in &liars {
+        world.misplace(*peer, nowhere);
+    }
+    let callers: Vec<_> = liars.iter().copied().skip(10).step_by(2).collect();
+    world.callers(callers.iter().copied());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    for number in 0..10 {
+        dht.find_node(key(number), soon()).await.unwrap();
+    }
+    let peers = dht.peers();
+    assert!(peers.len() > 20, "{}", peers.len());
+    for entry in peers {
+        assert!(!entry.contact.addrs.contains(&nowhere), "{entry:?}");
+        assert!(!callers.contains(&entry.contact.id), "{entry:?}");
+    }
+    host.shutdown().await;
 }
 
 /// A node that itself held a newer value than it was told to write wrote all the same, to whoever held nothing.
@@ -91,9 +139,15 @@ async fn providers_come_with_addresses_that_may_be_dialled() {
         let dht = world.node(1000, &host, Dht::builder().settings(settings)).await;
         let addrs = |addrs: &[&str]| addrs.iter().map(|addr| addr.parse().unwrap()).collect::<Vec<_>>();
         let mixed = addrs(&["127.0.0.1:80", "0.0.0.0:80", "9.9.9.9:1"]);
-        let record = ProviderRecord::sign(&identity(7), key(1), &mixed, 1, DAY);
-        let lure =
-            ProviderRecord::sign(&identity(8), key(1), &addrs(&["0.0.0.0:22", "224.0.0.1:22"]), 1, DAY);
+        let record = ProviderRecord::sign(&identity(7), key(1), &mixed, 1, START, DAY);
+        let lure = ProviderRecord::sign(
+            &identity(8),
+            key(1),
+            &addrs(&["0.0.0.0:22", "224.0.0.1:22"]),
+            1,
+            START,
+            DAY,
+        );
         for peer in world.closest(&key(1), 1, &dht.node_id()) {
             world.hold_record(peer, &record);
             world.hold_record(peer, &lure);

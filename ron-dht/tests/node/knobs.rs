@@ -274,7 +274,12 @@ async fn no_more_links_than_allowed() {
         }
         let dht = machines.add(lan(7), Settings { sessions_max, ..settings }, &counts).await;
         let closest = dht.find_node(key(1), soon()).await.unwrap();
-        assert_eq!(closest.peers.len(), 6, "a link gives way to the next, and nobody is left out");
+        assert_eq!(
+            closest.peers.len(),
+            6,
+            "a link gives way to the next, and nobody is left out: {:?}",
+            closest.verdict
+        );
         tokio::time::sleep(10 * SECOND).await;
         let ended = counts.get("sessions_closed_total{reason=\"shutdown\"}")
             + counts.get("sessions_closed_total{reason=\"peer\"}");

@@ -2,13 +2,17 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use ron_core::{ConfigError, Deadline, Event as Told, GateLimits, TaskSpec, net::Identity, now};
+use ron_core::{
+    ConfigError, Deadline, Event as Told, GateLimits, NodeId, TaskSpec,
+    net::{Identity, oap::Code},
+    now,
+};
 use ron_dht::{
-    Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings,
-    network::{Answer, Outcome, Request},
+    Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings, Value,
+    network::{Answer, Outcome, Put, Request, Sender, Served, Want},
 };
 
-use super::world::{Counts, World, host, id, key, soon};
+use super::world::{Counts, START, World, host, id, key, soon};
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
@@ -234,15 +238,171 @@ async fn introductions_beyond_measure_are_shed() {
         let pong = world.ask(dht.node_id(), id(5000 + number), Request::Ping { listening }).await;
         assert_eq!(pong.unwrap(), Answer::Pong);
     }
-    let dropped = counts.get("queue_dropped_total{queue=\"pings\"}");
+    let dropped = counts.get("queue_dropped_total{queue=\"introduced\"}");
     assert!((100..=144).contains(&dropped), "{dropped}");
+    host.shutdown().await;
+}
+
+/// One peer that introduces itself all the time, each time from another place where nobody answers, and a newcomer.
+#[tokio::test(start_paused = true)]
+async fn who_introduces_itself_all_the_time_keeps_nobody_out() {
+    let (world, host, counts) = (World::of(10), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    let (flooder, newcomer) = (id(5000), id(6000));
+    world.silence([flooder]);
+    world.join([newcomer]);
+    let knows = |who| dht.peers().iter().any(|entry| entry.contact.id == who);
+    assert!(!knows(newcomer));
+    let introduce = |who, addr: String| {
+        let listening = vec![addr.parse().unwrap()];
+        world.ask(dht.node_id(), who, Request::Ping { listening })
+    };
+    let (asked, began) = (world.asked(1), now());
+    for number in 0..20_000_u32 {
+        let _ = introduce(flooder, format!("10.9.{}.{}:1", number / 250 % 250, number % 250)).await;
+        if number == 5_000 {
+            introduce(newcomer, "10.8.8.8:1".to_owned()).await.unwrap();
+        }
+        if number % 2 == 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let seconds = began.elapsed().as_secs() as usize;
+    assert!(knows(newcomer) && seconds >= 9);
+    let dials = world.asked(1) - asked;
+    assert!(dials <= seconds / 3 + 5, "{dials} dials in {seconds} s");
+    assert_eq!(counts.get("queue_dropped_total{queue=\"introduced\"}"), 0);
+    host.shutdown().await;
+}
+
+/// Slower than a search likes to wait is not gone: whoever could have somebody leave the table by making it late for a
+/// moment would need no more to fill the table with its own.
+#[tokio::test(start_paused = true)]
+async fn who_is_late_stays_in_the_table() {
+    let (world, host) = (World::of(200), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    let before: Vec<_> = dht.peers().into_iter().map(|entry| entry.contact.id).collect();
+    let late: Vec<_> = before.iter().copied().step_by(4).collect();
+    // They are known to answer within a millisecond, and others wait for their places.
+    world.delay(late.iter().copied(), Duration::from_millis(100));
+    for number in 0..30 {
+        dht.find_node(key(number), soon()).await.unwrap();
+        tokio::time::sleep(2 * SECOND).await;
+    }
+    let after = dht.peers();
+    for peer in &late {
+        let entry = after.iter().find(|entry| entry.contact.id == *peer);
+        assert!(entry.is_some_and(|entry| !entry.is_silent()), "{peer:?}: {entry:?}");
+    }
+    // Who does not answer at all leaves.
+    world.silence(late.iter().copied());
+    for number in 0..60 {
+        dht.find_node(key(100 + number), soon()).await.unwrap();
+        tokio::time::sleep(2 * SECOND).await;
+    }
+    let after = dht.peers();
+    let is_there =
+        |peer: &&NodeId| after.iter().any(|entry| entry.contact.id == **peer && !entry.is_silent());
+    let left = late.iter().filter(is_there).count();
+    assert!(left * 2 < late.len(), "{left} of {}", late.len());
+    host.shutdown().await;
+}
+
+/// Who asks to be left alone for a while is, and questions that are asked once more are questions.
+#[tokio::test(start_paused = true)]
+async fn the_busy_are_left_alone_for_as_long_as_they_ask_and_counted() {
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    world.busy(1);
+    world.busy_for(SECOND);
+    let (asked, began) = (world.asked(2), now());
+    let closest = dht.find_node(key(1), soon()).await.unwrap();
+    let retries = counts.get("backoff_retries_total{op=\"find_node\"}");
+    assert!(retries == 0 || began.elapsed() >= SECOND, "{retries} after {:?}", began.elapsed());
+    assert_eq!(closest.verdict.rpcs, world.asked(2) - asked);
+
+    // Within the cap, whatever is asked again.
+    let lookup = LookupSettings { requests_max: 6, ..LookupSettings::default() };
+    dht.reload(Settings { lookup, ..dht.settings() }).unwrap();
+    world.busy_for(Duration::ZERO);
+    for number in 0..20 {
+        world.busy(1);
+        let asked = world.asked(2);
+        let closest = dht.find_node(key(number), soon()).await.unwrap();
+        assert!(world.asked(2) - asked <= 6 && closest.verdict.rpcs <= 6, "{:?}", closest.verdict);
+    }
+    host.shutdown().await;
+}
+
+/// What is no request is counted, and limited like any other.
+#[tokio::test(start_paused = true)]
+async fn garbage_is_counted_and_limited() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let limits = Settings::default().peer_limits;
+    let peer_limits = GateLimits { per_second: 5, burst: 5, ..limits };
+    let settings = Settings { peer_limits, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    let real = world.real(&dht.node_id()).upgrade().unwrap();
+    let from = Sender { id: id(1), ip: [10, 9, 9, 9].into() };
+    let garbage = bytes::Bytes::from(vec![0xff; 1000]);
+    let mut refused = 0;
+    for method in [1, 2, 3, 4, 5, 99, 1, 1] {
+        let Served::Now(Err(fault)) = real.answer_encoded(from, method, &garbage, soon()) else { panic!() };
+        refused += u64::from(fault.code == Code::Busy);
+    }
+    assert_eq!((refused, counts.get("quota_reject_total{kind=\"rate\"}")), (3, 3));
+    assert_eq!(counts.get("record_rejects_total{reason=\"message_malformed\"}"), 5);
+    tokio::time::sleep(2 * SECOND).await;
+    let Served::Now(Err(fault)) = real.answer_encoded(from, 99, &garbage, soon()) else { panic!() };
+    assert_eq!(fault.code, Code::NotFound);
+    assert_eq!(counts.get("record_rejects_total{reason=\"message_method\"}"), 1);
+    host.shutdown().await;
+}
+
+/// A short question for a long answer is paid for by the answer.
+#[tokio::test(start_paused = true)]
+async fn long_answers_count_against_whoever_asks() {
+    let (world, host, counts) = (World::of(40), host(), Counts::new());
+    let limits = Settings::default().peer_limits;
+    let peer_limits = GateLimits { bytes_per_second: 40 << 10, bytes_burst: 64 << 10, ..limits };
+    let settings = Settings { peer_limits, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    let value = Value::immutable(&[7; 16 << 10], 3600 * SECOND).unwrap();
+    let what = value.key();
+    let put = Put { value: value.encoded().clone(), expected: None };
+    world.ask(dht.node_id(), id(2), Request::Store { values: vec![put] }).await.unwrap();
+    let ask =
+        || world.ask(dht.node_id(), id(1), Request::FindValue { key: what, want: Want::Immutable, limit: 1 });
+    assert!(ask().await.is_ok() && ask().await.is_ok() && ask().await.is_ok());
+    assert_eq!(ask().await.unwrap_err().code, Code::Busy);
+    assert_eq!(counts.get("quota_reject_total{kind=\"rate\"}"), 1);
+    tokio::time::sleep(2 * SECOND).await;
+    assert!(ask().await.is_ok());
+
+    // A key full of the longest records there can be: a few of them.
+    let addrs: Vec<_> = (1..=8).map(|at| format!("[2606::{at}]:1").parse().unwrap()).collect();
+    for who in 1..=200 {
+        let stranger = Identity::from_seed(&[who; 32]);
+        let record = ProviderRecord::sign(&stranger, key(5), &addrs, 1, START, 3600 * SECOND);
+        let request = Request::Provide { records: vec![record.encoded().clone()] };
+        world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap();
+    }
+    tokio::time::sleep(9 * SECOND).await;
+    let request = Request::FindValue { key: key(5), want: Want::Providers, limit: 256 };
+    match world.ask(dht.node_id(), id(3), request).await {
+        Ok(Answer::Found { providers, .. }) => {
+            let bytes: usize = providers.iter().map(bytes::Bytes::len).sum();
+            assert!((40 << 10..=48 << 10).contains(&bytes), "{} of {bytes} bytes", providers.len());
+        }
+        other => panic!("{other:?}"),
+    }
     host.shutdown().await;
 }
 
 async fn give(world: &World, dht: &Dht, who: u8, what: Key) -> Outcome {
     let stranger = Identity::from_seed(&[who; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
-    let record = ProviderRecord::sign(&stranger, what, &addrs, 1, 3600 * SECOND);
+    let record = ProviderRecord::sign(&stranger, what, &addrs, 1, START, 3600 * SECOND);
     let request = Request::Provide { records: vec![record.encoded().clone()] };
     match world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap() {
         Answer::Provided { results } => results[0],
@@ -270,8 +430,9 @@ async fn quotas_refuse_and_say_which() {
     let bytes = counts.get("record_bytes");
     assert_eq!((counts.get("records"), (400..8000).contains(&bytes)), (4, true), "{bytes} bytes");
     // What is not signed by whom it says is no record at all.
-    let mut forged =
-        ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, SECOND).encoded().to_vec();
+    let mut forged = ProviderRecord::sign(&Identity::from_seed(&[4; 32]), key(9), &[], 1, START, SECOND)
+        .encoded()
+        .to_vec();
     *forged.last_mut().unwrap() ^= 1;
     let request = Request::Provide { records: vec![forged.into()] };
     let answer = world.ask(dht.node_id(), id(1), request).await.unwrap();

@@ -161,3 +161,32 @@ async fn what_was_withdrawn_is_not_said_again() {
     assert_eq!(dht.status().provided, 39);
     host.shutdown().await;
 }
+
+/// A key that is withdrawn while the republisher is about to say it stays withdrawn, also after its turn came.
+#[tokio::test(start_paused = true)]
+async fn what_is_withdrawn_during_a_turn_is_not_said_again() {
+    let (world, host, counts) = (World::of(60), host(), Counts::new());
+    let settings = Settings { republish: HOUR, ..Settings::default() };
+    let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
+    // Nobody keeps anything at first, so all three stay due and are said one after the other.
+    world.refuse_records(true);
+    dht.provide_many(keys(3), minutes(5)).unwrap().finish().await.unwrap();
+    world.refuse_records(false);
+    world.latency(Duration::from_millis(20));
+    let mut withdrawn = None;
+    while counts.get("provided_total") < 3 && withdrawn.is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let left = keys(3).into_iter().find(|key| !is_placed(&world, &dht, key));
+        if counts.get("provided_total") == 1 {
+            withdrawn = left;
+        }
+    }
+    let key = withdrawn.expect("said one by one");
+    dht.withdraw(key, soon()).await.unwrap();
+    world.latency(Duration::from_millis(1));
+    let nearest = world.closest(&key, 1, &dht.node_id())[0];
+    let number = world.kept_by(&key, &nearest).unwrap();
+    tokio::time::sleep(3 * HOUR).await;
+    assert_eq!((world.kept_by(&key, &nearest), dht.status().provided), (Some(number), 2));
+    host.shutdown().await;
+}

@@ -13,7 +13,7 @@ use ron_dht::{
     network::{Answer, Outcome, Request, Sender, Served, Want},
 };
 
-use super::world::{Counts, World, host, key, soon};
+use super::world::{Counts, START, World, host, key, soon};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -26,7 +26,7 @@ fn durable(disk: &SimDisk) -> Builder {
 async fn give(world: &World, dht: &Dht, number: u64) -> Outcome {
     let stranger = Identity::from_seed(&[9; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
-    let record = ProviderRecord::sign(&stranger, key(number), &addrs, 1, 2 * HOUR);
+    let record = ProviderRecord::sign(&stranger, key(number), &addrs, 1, world.unix(), 2 * HOUR);
     let request = Request::Provide { records: vec![record.encoded().clone()] };
     match world.ask(dht.node_id(), stranger.node_id(), request).await.unwrap() {
         Answer::Provided { results } => results[0],
@@ -191,7 +191,8 @@ async fn the_journal_does_not_grow_for_ever() {
 
 fn signed(who: u8, what: u64, seq: u64) -> bytes::Bytes {
     let addrs = ["10.9.9.9:1".parse().unwrap()];
-    let record = ProviderRecord::sign(&Identity::from_seed(&[who; 32]), key(what), &addrs, seq + 1, 2 * HOUR);
+    let record =
+        ProviderRecord::sign(&Identity::from_seed(&[who; 32]), key(what), &addrs, seq + 1, START, 2 * HOUR);
     record.encoded().clone()
 }
 

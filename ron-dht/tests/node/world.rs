@@ -46,6 +46,8 @@ struct State {
     /// What pretended peers keep.
     kept: BTreeMap<(Key, NodeId), u64>,
     records: HashMap<Key, Vec<bytes::Bytes>>,
+    /// What single peers say instead.
+    told: HashMap<(Key, NodeId), Vec<bytes::Bytes>>,
     values: HashMap<(Key, NodeId), Value>,
     /// These say that they keep what they are given, and keep nothing.
     forgetful: HashSet<NodeId>,
@@ -53,11 +55,21 @@ struct State {
     moved: HashMap<NodeId, SocketAddr>,
     /// Where these are seen, if it does not follow from their ids.
     places: HashMap<NodeId, IpAddr>,
+    /// Those who opened their links themselves.
+    callers: HashSet<NodeId>,
+    /// Where everybody says that these are.
+    misplaced: HashMap<NodeId, SocketAddr>,
     silent: HashSet<NodeId>,
     /// How often these still say that they are busy.
     busy: HashMap<NodeId, usize>,
+    /// And for how long they want to be left alone.
+    busy_for: Duration,
     latency: Duration,
+    /// These take so much longer.
+    late: HashMap<NodeId, Duration>,
     refuse_records: bool,
+    /// Those who are silent when they are asked to keep something.
+    silent_keepers: HashSet<NodeId>,
     /// Whoever is asked to keep something is silent, or busy.
     silent_storage: bool,
     busy_storage: bool,
@@ -144,6 +156,21 @@ impl World {
         state.busy = peers.into_iter().map(|id| (id, times)).collect();
     }
 
+    /// From now on these, and nobody else, are silent when they are asked to keep something.
+    pub(crate) fn silence_keepers(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().silent_keepers = peers.into_iter().collect();
+    }
+
+    /// From now on these take so much longer.
+    pub(crate) fn delay(&self, peers: impl IntoIterator<Item = NodeId>, by: Duration) {
+        self.state().late = peers.into_iter().map(|peer| (peer, by)).collect();
+    }
+
+    /// How long the busy ask to be left alone.
+    pub(crate) fn busy_for(&self, pause: Duration) {
+        self.state().busy_for = pause;
+    }
+
     pub(crate) fn silence_storage(&self) {
         self.state().silent_storage = true;
     }
@@ -169,6 +196,22 @@ impl World {
         let ids: Vec<NodeId> = ids.into_iter().collect();
         self.state().places.extend(ids.iter().map(|id| (*id, ip)));
         self.join(ids);
+    }
+
+    /// Where a peer is dialled, unless it is one that has called itself.
+    fn dialled(&self, id: &NodeId) -> Option<SocketAddr> {
+        let called = self.state().callers.contains(id);
+        (!called).then(|| SocketAddr::new(self.ip(id), 4710))
+    }
+
+    /// These are asked over links that they opened.
+    pub(crate) fn callers(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().callers.extend(peers);
+    }
+
+    /// Has everybody name these addresses for this peer.
+    pub(crate) fn misplace(&self, peer: NodeId, addr: SocketAddr) {
+        self.state().misplaced.insert(peer, addr);
     }
 
     fn ip(&self, id: &NodeId) -> IpAddr {
@@ -222,6 +265,11 @@ impl World {
         state.records.entry(record.key()).or_default().push(record.encoded().clone());
     }
 
+    /// Has `peer` name these providers of the key, whatever others name.
+    pub(crate) fn tell(&self, peer: NodeId, key: Key, records: Vec<bytes::Bytes>) {
+        self.state().told.insert((key, peer), records);
+    }
+
     pub(crate) fn hold_value(&self, peer: NodeId, value: &Value) {
         self.state().values.insert((value.key(), peer), value.clone());
     }
@@ -243,20 +291,28 @@ impl World {
         let mut state = self.state();
         if let Some(times) = state.busy.get_mut(&to).filter(|times| **times > 0) {
             *times -= 1;
-            return Err(Failure::Busy);
+            return Err(Failure::Busy { retry_after: state.busy_for });
         }
         if let Some(mut rng) = state.lies.take() {
             let lie = lie(&state.peers, to, request, &mut rng);
             state.lies = Some(rng);
             return lie;
         }
-        let closer =
-            |state: &State, key: &Key| nearest(&state.peers, key, 20, &to).iter().map(contact).collect();
+        let named = |state: &State, id: &NodeId| match state.misplaced.get(id) {
+            Some(addr) => Contact { id: *id, addrs: [*addr].into() },
+            None => contact(id),
+        };
+        let closer = |state: &State, key: &Key| {
+            nearest(&state.peers, key, 20, &to).iter().map(|id| named(state, id)).collect()
+        };
         Ok(match request {
             Request::Ping { .. } => Answer::Pong,
             Request::FindNode { target } => Answer::Nodes { closer: closer(&state, target) },
             Request::FindValue { key, want, .. } => {
                 let providers = match want {
+                    Want::Providers if state.told.contains_key(&(*key, to)) => {
+                        state.told[&(*key, to)].clone()
+                    }
                     Want::Providers if state.kept.contains_key(&(*key, to)) => {
                         state.records.get(key).cloned().unwrap_or_default()
                     }
@@ -335,10 +391,12 @@ impl Network for Link {
                 let state = world.state();
                 let is_storage = matches!(*request, Request::Provide { .. } | Request::Store { .. });
                 if is_storage && state.busy_storage {
-                    return Err(Failure::Busy);
+                    return Err(Failure::Busy { retry_after: Duration::ZERO });
                 }
-                let is_silent = state.silent.contains(&to) || is_storage && state.silent_storage;
-                (state.latency, is_silent, state.real.get(&to).cloned())
+                let keeps_not = state.silent_storage || state.silent_keepers.contains(&to);
+                let is_silent = state.silent.contains(&to) || is_storage && keeps_not;
+                let late = state.late.get(&to).copied().unwrap_or_default();
+                (state.latency + late, is_silent, state.real.get(&to).cloned())
             };
             if is_silent {
                 tokio::time::sleep_until(deadline.instant()).await;
@@ -351,7 +409,8 @@ impl Network for Link {
                 }
             }
             let Some(real) = real else {
-                return world.answer(to, &request).map(|answer| Reply { answer, observed: world.ip(&to) });
+                let (observed, dialled) = (world.ip(&to), world.dialled(&to));
+                return world.answer(to, &request).map(|answer| Reply { answer, observed, dialled });
             };
             let real = real.upgrade().ok_or(Failure::Unreachable)?;
             let served = real.answer(Sender { id: own, ip: ip(&own) }, (*request).clone(), deadline);
@@ -360,8 +419,10 @@ impl Network for Link {
                 Served::Later(later) => later.await,
             };
             match answered {
-                Ok(answer) => Ok(Reply { answer, observed: ip(&to) }),
-                Err(fault) if fault.code == Code::Busy => Err(Failure::Busy),
+                Ok(answer) => Ok(Reply { answer, observed: ip(&to), dialled: world.dialled(&to) }),
+                Err(fault) if fault.code == Code::Busy => {
+                    Err(Failure::Busy { retry_after: fault.retry_after.unwrap_or_default() })
+                }
                 Err(_) => Err(Failure::Unreachable),
             }
         })
@@ -409,7 +470,7 @@ fn lie(peers: &[NodeId], to: NodeId, request: &Request, rng: &mut fastrand::Rng)
     };
     let closer: Vec<Contact> = std::iter::repeat_with(|| contact(&name())).take(names).collect();
     Ok(match rng.u8(..8) {
-        0 => return Err(Failure::Busy),
+        0 => return Err(Failure::Busy { retry_after: Duration::ZERO }),
         1 => return Err(Failure::Invalid),
         2 => Answer::Pong,
         3 => Answer::Provided { results: Vec::new() },

@@ -182,7 +182,9 @@ fn a_late_answer_is_learned_from() {
     assert!(script.at(260).asks().is_empty());
     assert_eq!(script.at(300).answer(10, [5]).asks(), [5]);
     script.answer(5, []).answer(40, []);
-    let verdict = script.verdict();
+    // Who took longest took 300 ms: as long again is what 30 may still take.
+    assert_eq!(script.lookup.poll(ms(300)), Step::Wait { until: ms(600) });
+    let verdict = script.at(600).verdict();
     assert_eq!(numbers(&verdict.closest), [5, 10, 20, 40]);
     assert_eq!(verdict.losers, [id(30)]);
     assert_eq!(verdict.trace[2].outcome, Outcome::Silent);
@@ -196,6 +198,54 @@ fn the_end_does_not_wait_for_the_silent() {
     assert_eq!(script.lookup.poll(ms(50)), Step::Wait { until: ms(250) });
     let verdict = script.at(250).verdict();
     assert_eq!((verdict.reason, verdict.losers), (Reason::Complete, vec![id(10)]));
+}
+
+/// Where everybody takes half a second, everybody is silent for a while: the nearest, who were asked last, were given up
+/// and the search called complete.
+#[test]
+fn the_end_waits_for_who_is_near_and_no_slower_than_others() {
+    let mut script = Script::closest(1..=22);
+    let mut due: Vec<(u64, u16)> = Vec::new();
+    let mut time = 0;
+    let verdict = loop {
+        script.at(time);
+        due.retain(|(at, peer)| {
+            let is_due = *at <= time;
+            if is_due {
+                script.answer(*peer, []);
+            }
+            !is_due
+        });
+        loop {
+            match script.lookup.poll(script.now) {
+                Step::Ask { contact, .. } => due.push((time + 400, number(&contact.id))),
+                Step::Cancel(peer) => due.retain(|(_, asked)| id(*asked) != peer),
+                Step::Wait { .. } => break,
+                Step::Done(verdict) => break due.push((u64::MAX, verdict.rpcs as u16)),
+            }
+        }
+        if let Some((u64::MAX, _)) = due.last() {
+            break script.verdict();
+        }
+        time += 10;
+        assert!(time < 20_000);
+    };
+    let answered = |asked: &&Asked| matches!(asked.outcome, Outcome::Answered { .. });
+    let given_up = verdict.trace.len() - verdict.trace.iter().filter(answered).count();
+    assert!(verdict.losers.is_empty() && verdict.reason == Reason::Complete, "{verdict:?}");
+    assert!(given_up <= verdict.trace.len() / 2, "{given_up} of {}", verdict.trace.len());
+}
+
+#[test]
+fn without_a_link_silence_begins_later() {
+    let mut script = Script::closest([10, 20]);
+    script.asks();
+    script.lookup.on_dial(&id(20));
+    script.at(250).asks();
+    script.at(260).answer(10, []);
+    assert_eq!(script.lookup.poll(ms(260)), Step::Wait { until: ms(750) });
+    let verdict = script.at(750).verdict();
+    assert_eq!(verdict.losers, [id(20)]);
 }
 
 /// A node with one slow seed used to end its first lookup after a hedge delay, with nobody found.

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use ron_core::NodeId;
 
-use super::super::{Contact, table::bucket_index};
+use super::super::{
+    Contact,
+    table::{K, bucket_index},
+};
 
 /// Why a question brought nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,9 +17,21 @@ pub enum Failure {
     /// No connection, or one to somebody else.
     Unreachable,
     /// It is there and too busy to say anything.
-    Busy,
+    Busy {
+        /// How long it would like to be left alone.
+        retry_after: Duration,
+    },
+    /// It was not asked: this node was too busy for it, or is stopping. Says nothing about the peer.
+    Local,
     /// It answered with something that is not an answer.
     Invalid,
+}
+
+impl Failure {
+    /// Whether it is held against the peer. Who says that it is busy is there, and who was not asked may be.
+    pub(crate) fn is_the_peers(self) -> bool {
+        !matches!(self, Failure::Busy { .. } | Failure::Local)
+    }
 }
 
 /// What came of one question.
@@ -31,7 +46,7 @@ pub enum Outcome {
     },
     /// It failed.
     Failed(Failure),
-    /// It was set aside and had not answered by the end. Perhaps dead: worth a ping.
+    /// It was set aside and had not answered by the end. Perhaps dead, perhaps only slow: worth a ping.
     Silent,
     /// The end came before its time was up. Says nothing about it.
     Canceled,
@@ -121,6 +136,14 @@ impl Verdict {
             losers: Vec::new(),
             trace: Vec::new(),
         }
+    }
+
+    /// Whether those who answered tell how many there are: k of them, or all who were asked. Fewer, with others silent,
+    /// would make a lossy link look like a small network.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let has_answered = |asked: &Asked| matches!(asked.outcome, Outcome::Answered { .. });
+        self.closest.len() >= K || self.trace.iter().all(has_answered)
     }
 
     /// Whether a search of node `own` for a key of its bucket `bucket` shows that nobody alive is in there: whoever is in
