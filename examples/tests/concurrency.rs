@@ -132,8 +132,8 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let far = Endpoint::builder(Identity::from_seed(&[4; 32])).quic().listen(([127, 0, 0, 1], 0).into());
     let far = far.start(&elsewhere).expect("a free port");
     let _links = far.register("test/1", LINKS).expect("the first");
-    let dialler =
-        Endpoint::builder(Identity::from_seed(&[3; 32])).quic().start(&host).expect("no port at all");
+    let dialler = Endpoint::builder(Identity::from_seed(&[3; 32])).quic().listen(([127, 0, 0, 1], 0).into());
+    let dialler = dialler.start(&host).expect("a free port");
     let deadline = Deadline::after(Duration::from_secs(5));
     let link = dialler.connect(far.node_id(), far.local_addrs(), "test/1", deadline).await;
     let mut link = link.expect("it listens");
