@@ -104,9 +104,9 @@ enum Step {
     Delete(u64),
     Pin(u64),
     Unpin(u64),
-    /// So many, ten numbers apart, a fifth of a second apart and without waiting for the disk, so that some come while the
-    /// keeper writes the index.
-    Trickle(u64, u64),
+    /// Compacts, and meanwhile puts so many, ten numbers apart, a fifth of a second apart and without waiting for the disk, so
+    /// that some come while the keeper writes the index.
+    CompactUnder(u64, u64),
     /// Collects what is not pinned and not below this number.
     Collect(u64),
     Compact,
@@ -138,8 +138,7 @@ const SCRIPT: &[Step] = &[
     Step::Put(56),
     Step::Delete(46),
     Step::Put(66),
-    Step::Compact,
-    Step::Trickle(102, 8),
+    Step::CompactUnder(102, 8),
     Step::Unpin(4),
     Step::Put(19),
     Step::Put(7),
@@ -171,8 +170,7 @@ const SHORT: &[Step] = &[
     Step::Delete(66),
     Step::Delete(76),
     Step::Put(96),
-    Step::Compact,
-    Step::Trickle(102, 8),
+    Step::CompactUnder(102, 8),
 ];
 
 /// Runs the script until it ends or the disk stops it.
@@ -209,11 +207,17 @@ async fn act(store: &Store, step: &Step, told: &mut Told) -> Result<(), StorageE
         told.get(&number).copied().unwrap_or(Owed { there: Some(false), pinned: Some(false) })
     };
     match *step {
-        Step::Trickle(first, count) => {
-            for number in (first..).step_by(10).take(usize::try_from(count).unwrap()) {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                Box::pin(act(store, &Step::PutBuffered(number), told)).await?;
-            }
+        Step::CompactUnder(first, count) => {
+            let trickle = async {
+                for number in (first..).step_by(10).take(usize::try_from(count).unwrap()) {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    Box::pin(act(store, &Step::PutBuffered(number), told)).await?;
+                }
+                Ok(())
+            };
+            let (compacted, trickled) = tokio::join!(store.compact(soon()), trickle);
+            compacted?;
+            return trickled;
         }
         Step::Put(number) | Step::PutBuffered(number) | Step::PutPinned(number) => {
             let durability = match step {
