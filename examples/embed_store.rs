@@ -27,6 +27,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     while let Some(bytes) = reader.next().await? {
         println!("bytes 1 to 3 are {:?}", std::str::from_utf8(&bytes)?);
     }
+    // It has a place among the streams, for which a stop waits.
+    drop(reader);
     let collected = store.gc(Gc::new(), soon()).await?;
     println!("a collection removes {} and leaves {}", collected.objects, collected.kept);
     let is_right = store.get_bytes(stored.id, 1 << 20, soon()).await? == "hello";

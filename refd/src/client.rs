@@ -331,8 +331,8 @@ async fn open(file: &Path) -> Result<(Source, Option<u64>), Box<dyn Error>> {
     if meta.is_dir() {
         return Err(format!("{}: a directory is no object", file.display()).into());
     }
-    // A pipe or a device has no length to count on.
-    let len = meta.is_file().then_some(meta.len());
+    // A pipe or a device has no length to count on, nor has a file that the kernel makes up and calls empty.
+    let len = Some(meta.len()).filter(|len| meta.is_file() && *len > 0);
     Ok((Box::pin(open), len))
 }
 

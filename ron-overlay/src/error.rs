@@ -106,11 +106,17 @@ pub enum OverlayError {
         proto: u16,
     },
     /// The settings do not fit.
-    #[error("settings")]
-    Config(#[from] ConfigError),
+    #[error("settings: {0}")]
+    Config(ConfigError),
     /// The endpoint does not carry the protocol.
     #[error("endpoint")]
     Net(#[from] NetError),
+}
+
+impl From<ConfigError> for OverlayError {
+    fn from(error: ConfigError) -> Self {
+        OverlayError::Config(error)
+    }
 }
 
 ron_core::refusals!(OverlayError {

@@ -93,8 +93,14 @@ pub enum RegistryError {
     #[error("no proof")]
     Proof(#[source] ProofError),
     /// The settings do not fit.
-    #[error("settings")]
-    Config(#[from] ConfigError),
+    #[error("settings: {0}")]
+    Config(ConfigError),
+}
+
+impl From<ConfigError> for RegistryError {
+    fn from(error: ConfigError) -> Self {
+        RegistryError::Config(error)
+    }
 }
 
 ron_core::refusals!(RegistryError {

@@ -257,7 +257,8 @@ pub struct PutOptions {
     pub pin: bool,
     /// Does not wait for the server's disk.
     pub buffered: bool,
-    /// How long it is, if that is known: the server can refuse what is too large at once.
+    /// How long it is, if that is known: the server can refuse what is too large at once. A source that gives more or fewer
+    /// bytes is an error, and nothing is kept of it.
     pub len: Option<u64>,
 }
 
@@ -272,10 +273,11 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The token that changes need, sent with every request.
+    /// The token that changes need, sent with every request. Blanks and line ends around it, as a file has them, do not
+    /// count.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
+        self.token = Some(token.into().trim().to_owned());
         self
     }
 

@@ -56,7 +56,7 @@ pub enum StorageError {
         at: u64,
     },
     /// The range begins behind the end of the object, or ends before it begins.
-    #[error("the object has {len} bytes")]
+    #[error("that is no range of the object, which has {len} bytes")]
     Range {
         /// How long the object is.
         len: u64,
@@ -65,7 +65,7 @@ pub enum StorageError {
     #[error("no space left on the disk: free some, or delete objects and compact; reads go on")]
     Full,
     /// A limit of the settings would be exceeded. Delete objects, or raise it.
-    #[error("{key} is {limit} and {used} are used: delete objects or raise it")]
+    #[error("{key} is {limit}, and with this {used} would be used: delete objects or raise it")]
     Quota {
         /// The setting.
         key: &'static str,
@@ -116,8 +116,14 @@ pub enum StorageError {
         message: String,
     },
     /// The settings do not fit.
-    #[error("settings")]
-    Config(#[from] ConfigError),
+    #[error("settings: {0}")]
+    Config(ConfigError),
+}
+
+impl From<ConfigError> for StorageError {
+    fn from(error: ConfigError) -> Self {
+        StorageError::Config(error)
+    }
 }
 
 ron_core::refusals!(StorageError {

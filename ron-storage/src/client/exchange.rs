@@ -185,6 +185,13 @@ impl<S> Uploading<S> {
             let _ = self.sent.name.set(hasher.finish().id);
         }
     }
+
+    /// Ends the request without its end, so that the server keeps nothing of it.
+    fn fail(&mut self, error: BoxError) -> BoxError {
+        let _ = self.sent.failed.set(error.to_string());
+        self.hasher = None;
+        error
+    }
 }
 
 impl<S, E> Body for Uploading<S>
@@ -206,6 +213,11 @@ where
         match ready!(this.source.as_mut().poll_next(cx)) {
             Some(Ok(bytes)) => {
                 if let Some(hasher) = &mut this.hasher {
+                    let end = hasher.size() + bytes.len() as u64;
+                    if let Some(len) = this.len.filter(|len| end > *len) {
+                        let error = format!("it gave at least {end} bytes where {len} were announced");
+                        return Poll::Ready(Some(Err(this.fail(error.into()))));
+                    }
                     hasher.update(&bytes);
                     hasher.take_nodes();
                     // With a known length nobody asks for more after the last byte.
@@ -216,12 +228,15 @@ where
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Some(Err(error)) => {
-                let error = error.into();
-                let _ = this.sent.failed.set(error.to_string());
-                this.hasher = None;
+                let error = this.fail(error.into());
                 Poll::Ready(Some(Err(error)))
             }
             None => {
+                let given = this.hasher.as_ref().map_or(0, TreeHasher::size);
+                if let Some(len) = this.len.filter(|len| given < *len) {
+                    let error = format!("it ended after {given} of {len} bytes");
+                    return Poll::Ready(Some(Err(this.fail(error.into()))));
+                }
                 this.end();
                 Poll::Ready(None)
             }

@@ -133,6 +133,21 @@ async fn a_source_that_fails_stores_nothing() {
     assert_eq!(host.store.usage().objects, 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_of_another_length_than_announced_stores_nothing() {
+    let host = Host::start().await;
+    let client = client(&host);
+    for len in [1, 29_999, 30_001, 90_000] {
+        let options = PutOptions { len: Some(len), ..PutOptions::default() };
+        let failed = client.put(pieces(&content(30_000)), options, soon()).await.unwrap_err();
+        assert!(
+            matches!(&failed, ClientError::Source { message } if message.contains(&format!("{len}"))),
+            "{failed}"
+        );
+    }
+    assert_eq!(host.store.usage().objects, 0);
+}
+
 #[test]
 fn addresses_are_checked() {
     for (address, why) in [
