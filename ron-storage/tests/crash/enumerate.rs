@@ -109,7 +109,6 @@ enum Step {
     CompactUnder(u64, u64),
     /// Collects what is not pinned and not below this number.
     Collect(u64),
-    Compact,
     Restart,
 }
 
@@ -265,9 +264,6 @@ async fn act(store: &Store, step: &Step, told: &mut Told) -> Result<(), StorageE
             for number in going {
                 owed(told, number, Owed { there: Some(false), pinned: Some(false) });
             }
-        }
-        Step::Compact => {
-            store.compact(soon()).await?;
         }
         Step::Restart => {}
     }
