@@ -190,7 +190,8 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
         id: identity(seed).node_id(),
         addrs: Arc::from([SocketAddr::new(ip(seed), PORT)]),
     });
-    let dht = Dht::builder().seeds(seeds.clone()).seed(node.seed);
+    let unix = node.unix_clock();
+    let dht = Dht::builder().seeds(seeds.clone()).seed(node.seed).unix_clock(move || unix().as_secs());
     let dht = if is_client { dht.client() } else { dht };
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());

@@ -8,13 +8,18 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Metrics, NodeId, Stopped, Supervisor, net::Identity};
+use ron_core::{Metrics, NodeId, Stopped, Supervisor, net::Identity, now};
+use tokio::time::Instant;
 
 use super::{Conditions, SimNetwork};
 use crate::{Contact, Dht, Key, Settings};
 
 /// Seeds that a node is given, of those that were there before it. More than one, because some will have died.
 const SEEDS: usize = 3;
+
+/// Seconds since 1970 when a network begins. The system's clock would make each run another one: what is issued within a
+/// second, and what in the next, is ordered by it.
+const EPOCH: u64 = 1_767_225_600;
 
 /// How long a node may take to be ready, on the simulated clock, before its test goes on without it.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -69,6 +74,7 @@ impl TestnetBuilder {
             net,
             settings,
             rng: fastrand::Rng::with_seed(seed),
+            began: now(),
             metrics: Metrics::default(),
             members: Vec::with_capacity(nodes),
             live: Vec::with_capacity(nodes),
@@ -88,6 +94,8 @@ pub struct Testnet {
     net: SimNetwork,
     settings: Settings,
     rng: fastrand::Rng,
+    /// When it was [`EPOCH`] on every node's wall.
+    began: Instant,
     metrics: Metrics,
     members: Vec<Member>,
     /// The servers that are not killed, in order of their ids.
@@ -192,7 +200,10 @@ impl Testnet {
             .metrics(self.metrics.clone())
             .start();
         let is_server = settings.server;
-        let builder = Dht::builder().settings(settings).seed(self.rng.u64(..)).seeds(self.seeds());
+        let began = self.began;
+        let unix = move || EPOCH + now().saturating_duration_since(began).as_secs();
+        let builder = Dht::builder().settings(settings).seed(self.rng.u64(..)).unix_clock(unix);
+        let builder = builder.seeds(self.seeds());
         let net = self.net.clone();
         let started = builder.start_on(identity, &host, |answers, _| Ok(Arc::new(net.join(id, answers))));
         // Only a disk is waited for, and there is none.
