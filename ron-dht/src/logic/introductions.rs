@@ -38,11 +38,13 @@ impl Introductions {
         if who().any(|who| self.last.get(&who).is_some_and(|at| !is_over(at))) {
             return false;
         }
-        if self.last.len() + 2 > REMEMBERED_MAX {
+        // Before it grows, what is over goes: at most twice what matters is kept, and each look is gone through twice.
+        if self.last.len() + 2 > self.last.capacity().min(REMEMBERED_MAX) {
             self.last.retain(|_, at| !is_over(at));
-            if self.last.len() + 2 > REMEMBERED_MAX {
-                return false;
-            }
+            self.last.shrink_to(2 * self.last.len() + 2);
+        }
+        if self.last.len() + 2 > REMEMBERED_MAX {
+            return false;
         }
         self.last.extend(who().map(|who| (who, now)));
         true
@@ -88,5 +90,15 @@ mod tests {
             .count();
         assert!(admitted < REMEMBERED_MAX && looks.last.len() <= REMEMBERED_MAX);
         assert!(looks.admit(&sender(count, [10, 0, 0, 1]), AddressPolicy::Local, INTRODUCTION_PAUSE));
+    }
+
+    #[test]
+    fn looks_that_are_over_take_no_room() {
+        let mut looks = Introductions::default();
+        for id in 0..3 * REMEMBERED_MAX as u32 {
+            let (sender, at) = (sender(id, [10, 0, 0, 1]), INTRODUCTION_PAUSE * id / 4);
+            assert!(looks.admit(&sender, AddressPolicy::Local, at));
+            assert!(looks.last.capacity() <= 32, "{} for 4 in a pause", looks.last.capacity());
+        }
     }
 }
