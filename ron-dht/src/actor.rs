@@ -1,6 +1,6 @@
 //! The tasks of a node that nobody calls: finding the network, keeping the table alive, saying our records again.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use ron_core::{BackoffPolicy, Deadline, ReadyGate, Restart, Stop, TaskSpec, now};
 
@@ -45,6 +45,10 @@ const REFRESH_SPARE: usize = 2;
 /// answers is enough; all would be a thousand handshakes at once.
 const KNOWN_AT_ONCE: usize = 32;
 
+/// When a node that has joined a small network looks for itself again. Two who join at once by the same seed are not told of
+/// each other, and where there are few nobody else tells them before the next refresh.
+const SETTLE: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
+
 /// How often a node that is alone looks whether somebody has come.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
@@ -88,6 +92,9 @@ pub(crate) async fn bootstrap(
         let alone = node.buckets.filled() == 0;
         if *node.joined.load() != (is_connected && !alone) {
             node.joined.replace(is_connected && !alone);
+            if is_connected && !alone && Box::pin(node.settle(&mut rng, &stop)).await.is_break() {
+                return;
+            }
         }
         let mut wait = if is_connected && !alone {
             pause.reset();
@@ -226,6 +233,22 @@ impl Node {
         self.events
             .publish(Event::Refreshed { buckets: self.buckets.filled(), peers: self.buckets.peers().len() });
         Some(looked)
+    }
+
+    /// Looks for ourselves a few times more, as long as there are few. Breaks off when the node is to stop.
+    async fn settle(&self, rng: &mut fastrand::Rng, stop: &Stop) -> ControlFlow<()> {
+        for pause in SETTLE {
+            if self.buckets.peers().len() >= K {
+                break;
+            }
+            tokio::select! {
+                biased;
+                () = stop.requested() => return ControlFlow::Break(()),
+                () = tokio::time::sleep(pause.mul_f64(0.75 + rng.f64() / 2.0)) => {}
+            }
+            self.look(Key::from(self.id), false).await;
+        }
+        ControlFlow::Continue(())
     }
 
     async fn look(&self, target: Key, is_sample: bool) -> Verdict {

@@ -158,7 +158,7 @@ async fn who_comes_back_at_another_address_is_found_there() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let known = tokio::time::timeout(Duration::from_secs(10), known).await;
+        let known = tokio::time::timeout(Duration::from_secs(60), known).await;
         known.unwrap_or_else(|_| panic!("{contact} among {:?}", dht.peers()));
     };
     for dht in [&first, &second] {

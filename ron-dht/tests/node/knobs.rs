@@ -82,6 +82,19 @@ async fn as_many_buckets_as_required_must_be_filled() {
     }
 }
 
+/// Two nodes that joined at the same moment by the same seed did not know of each other until the next refresh, an hour later.
+#[tokio::test(start_paused = true)]
+async fn where_there_are_few_it_looks_again_soon() {
+    let (world, host) = (World::of(3), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    ready(&dht).await;
+    assert_eq!(dht.peers().len(), 3);
+    world.join([id(7)]);
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(dht.peers().len(), 4);
+    host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_table_is_refreshed_as_often_as_asked() {
     let (world, host) = (World::of(60), host());
