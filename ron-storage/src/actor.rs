@@ -261,8 +261,9 @@ async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
         tokio::time::sleep(LOOK_AT_STOP).await;
     }
     let was_busy = is_busy();
-    upkeep.sweep().await;
+    // In this order: a doubt may turn out to be about a file that nobody needs.
     upkeep.settle_doubts().await;
+    upkeep.sweep().await;
     let custody = keeper.custody.lock().unwrap_or_else(PoisonError::into_inner).take();
     if !keeper.objects.is_durable {
         return;

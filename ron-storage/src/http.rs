@@ -31,9 +31,10 @@
 //! # Writing
 //!
 //! A body of any size is taken as it comes, and no faster than it is stored. It may not be compressed, since its name is
-//! that of the plain bytes. 201 says that it is stored, and the answer says how durably; 200 that it was there already, and
-//! then a body with a known name is not read. `Content-Digest` with `sha-256`, `sha-512` or `blake3` is checked before
-//! anything is kept. `?pin=true` pins, `?durability=buffered` does not wait for the disk.
+//! that of the plain bytes, and it may not be a part of something (`Content-Range`). 201 says that it is stored, and the
+//! answer says how durably; 200 that it was there already, and then a body with a known name is not read. `Content-Digest`
+//! with `sha-256`, `sha-512` or `blake3` is checked before anything is kept. `?pin=true` pins, `?durability=buffered` does
+//! not wait for the disk.
 //!
 //! The routers are of axum 0.8; behind a [`ron_core::http::Server`] they have its limits too, and each client its share of
 //! the store's places.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ron_core::{
     ContentId, Lock,
-    disk::{Access, Disk, DiskError},
+    disk::{Access, Disk, DiskError, File},
     journal,
 };
 
@@ -73,7 +73,7 @@ impl Header {
 }
 
 /// Writes the index beside the one that is there, and makes it durable, but does not put it in its place yet. Says how
-/// many entries it has.
+/// many entries it has. What cannot be finished is removed: on a disk that is full it would take what little there is.
 pub(crate) fn write(
     disk: &dyn Disk,
     dir: &Path,
@@ -88,6 +88,13 @@ pub(crate) fn write(
         }
         created => created?,
     };
+    fill(&file, header, table).inspect_err(|_| {
+        // If that fails too, the next attempt does it, or the next start.
+        let _ = disk.remove(&path);
+    })
+}
+
+fn fill(file: &File, header: &Header, table: &Lock<Table>) -> Result<u64, DiskError> {
     let mut sum = blake3::Hasher::new();
     let mut at = 0;
     let mut put = |bytes: &[u8]| {

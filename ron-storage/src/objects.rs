@@ -87,6 +87,8 @@ pub(crate) struct Objects {
     pub(crate) upkeep: Lane<Errand>,
     pub(crate) metrics: Metrics,
     pub(crate) spawner: Spawner,
+    /// Bytes of the journal that the index on disk knew when it was opened.
+    pub(crate) indexed: u64,
     /// The last place in the journal that was acknowledged, and the last that was acknowledged as durable.
     acknowledged: AtomicU64,
     synced: AtomicU64,
@@ -110,6 +112,7 @@ pub(crate) struct Parts {
     pub(crate) store: [u8; 16],
     pub(crate) is_durable: bool,
     pub(crate) end: Spot,
+    pub(crate) indexed: u64,
     pub(crate) spawner: Spawner,
 }
 
@@ -124,7 +127,7 @@ struct Append<'a> {
 
 impl Objects {
     pub(crate) fn new(parts: Parts, events: Feed<Event>, upkeep: Lane<Errand>, metrics: &Metrics) -> Self {
-        let Parts { table, large, journal, disk, dir, store, is_durable, end, spawner } = parts;
+        let Parts { table, large, journal, disk, dir, store, is_durable, end, indexed, spawner } = parts;
         Objects {
             table: Lock::new(TABLE, table, metrics),
             holds: Holds::new(metrics),
@@ -139,6 +142,7 @@ impl Objects {
             events,
             upkeep,
             spawner,
+            indexed,
             acknowledged: AtomicU64::new(end.number()),
             synced: AtomicU64::new(end.number()),
             reserved_bytes: AtomicU64::new(0),

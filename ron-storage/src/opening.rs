@@ -4,6 +4,7 @@
 //! and the journal from there on. A marker that only a clean stop takes away says whether files may have been left over.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,7 +15,7 @@ use bytes::Bytes;
 use ron_core::{
     ContentId, Deadline, Supervisor,
     disk::{self, Access, Disk, DiskError, DiskLock},
-    journal::{self, Item, Journal, JournalError, OnDamage, Opening, Position, Salts},
+    journal::{self, Item, Journal, JournalError, OnDamage, Opening, Position, Salts, SegmentInfo},
 };
 
 use crate::{
@@ -144,7 +145,8 @@ pub(crate) async fn open(
             && reader.segments().first().map(|first| first.sequence) == recovered.discarded;
         move || load(&site, store, &large, &reader, was_clean, is_new)
     };
-    let (table, mut end, adopted, mut opened) = group.blocking("storage_open", deadline, load).await??;
+    let Loaded { table, mut end, indexed, adopted, mut opened } =
+        group.blocking("storage_open", deadline, load).await??;
     for some in adopted.chunks(ADOPTED_STEP) {
         let notes = some.iter().flat_map(adopting).collect();
         let positions = journal.append_all(notes, deadline).await.map_err(of_journal)?;
@@ -154,7 +156,8 @@ pub(crate) async fn open(
     opened.was_torn = recovered.cut.is_some();
     let Site { disk, dir, is_durable, .. } = site;
     let spawner = group.spawner();
-    Ok((Parts { table, large, journal, disk, dir, store, is_durable, end, spawner }, custody, opened))
+    let parts = Parts { table, large, journal, disk, dir, store, is_durable, end, indexed, spawner };
+    Ok((parts, custody, opened))
 }
 
 /// Locks the directory and looks what it is. Says whether the last stop was clean.
@@ -278,8 +281,19 @@ fn make_store(disk: &dyn Disk, dir: &Path, seed: Option<u64>) -> Result<[u8; 16]
     Ok(store)
 }
 
-/// Reads the index and the journal behind it. Says also where the journal ended, and what of the large objects the journal
-/// has to be told.
+/// What the index and the journal say.
+struct Loaded {
+    table: Table,
+    /// Where the journal ended.
+    end: Spot,
+    /// Bytes of the journal that the index knew.
+    indexed: u64,
+    /// What of the large objects the journal has to be told.
+    adopted: Vec<Entry>,
+    opened: Opened,
+}
+
+/// Reads the index and the journal behind it.
 fn load(
     site: &Site,
     store: [u8; 16],
@@ -287,9 +301,9 @@ fn load(
     reader: &journal::Reader,
     was_clean: bool,
     is_new: bool,
-) -> Result<(Table, Spot, Vec<Entry>, Opened), StorageError> {
+) -> Result<Loaded, StorageError> {
     let mut opened = Opened::default();
-    let (table, from) = match index::load(&*site.disk, &site.dir, &store, reader) {
+    let (table, mut from) = match index::load(&*site.disk, &site.dir, &store, reader) {
         Ok((header, table)) => {
             large.skip_to(header.next_file);
             (table, header.floor.position())
@@ -305,7 +319,8 @@ fn load(
         // The place where it says that it ends is inside something else.
         replaying = Replaying::default();
         replaying.opened.rebuilt = Some(index::Unusable::Foreign.to_string());
-        end = replaying.replay(reader, Position::START, large);
+        from = Position::START;
+        end = replaying.replay(reader, from, large);
     }
     let end = end.map_err(of_journal)?;
     let Replaying { mut table, mut opened, orphans } = replaying;
@@ -323,7 +338,13 @@ fn load(
         opened.swept = large.sweep_unknown(&table.files()).map_err(of_disk)?;
     }
     opened.objects = table.totals().objects;
-    Ok((table, end, adopted, opened))
+    let before = |segment: &SegmentInfo| match segment.sequence.cmp(&from.segment) {
+        Ordering::Less => u64::from(segment.bytes),
+        Ordering::Equal => u64::from(segment.bytes.min(from.offset)),
+        Ordering::Greater => 0,
+    };
+    let indexed = reader.segments().iter().map(before).sum();
+    Ok(Loaded { table, end, indexed, adopted, opened })
 }
 
 /// What the part of a journal that can be read says of objects whose own records may be in another.

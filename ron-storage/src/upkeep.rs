@@ -26,7 +26,7 @@ use crate::{
     index,
     logic::{
         records::{Note, SMALL},
-        table::{Entry, Home, Spot, Table},
+        table::{ENTRY_BYTES, Entry, Home, Spot, Table},
     },
     metrics::UNREADABLE,
     objects::Objects,
@@ -57,8 +57,11 @@ const DOUBTS_MAX: usize = 4096;
 /// What that may take: as much as was written since the oldest of them is read.
 const SETTLING: Duration = Duration::from_secs(600);
 
-/// How much the journal grows before the index is written again: less than a second of reading when opening.
+/// How much the journal grows before the index is written again: less than a second of reading when opening. Of many millions
+/// of objects the index itself is longer than that, and then so many times its length: else most of what is written would be
+/// the index.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
+const CHECKPOINT_SHARE: u64 = 4;
 
 /// Watermarks kept for the grace of collections.
 const MARKS: u32 = 64;
@@ -99,7 +102,8 @@ impl Upkeep {
         compacted: Tally,
         stop: Stop,
     ) -> Self {
-        let checkpointed = objects.written();
+        // Not all that is there: what was replayed now would be replayed again after the next crash, and more each time.
+        let checkpointed = objects.indexed;
         Upkeep {
             objects,
             pacer,
@@ -122,9 +126,9 @@ impl Upkeep {
         self.sweep().await;
         self.settle_doubts().await;
         self.write_owed_notes().await;
-        if self.objects.is_durable
-            && self.objects.written().saturating_sub(self.checkpointed) >= CHECKPOINT_BYTES
-        {
+        let index_bytes = self.objects.table.lock().totals().objects * ENTRY_BYTES as u64;
+        let enough = CHECKPOINT_BYTES.max(CHECKPOINT_SHARE * index_bytes);
+        if self.objects.is_durable && self.objects.written().saturating_sub(self.checkpointed) >= enough {
             if let Err(error) = self.checkpoint().await {
                 tracing::warn!(%error, "the index could not be written");
             }

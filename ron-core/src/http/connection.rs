@@ -34,7 +34,7 @@ use super::{
     pace::PaceLimit,
     seats::Seat,
     upgrade::{Handover, Upgrade, Upgraded},
-    wire::{BodyLength, GaveUp, Wire, WireControl, WireLimits},
+    wire::{BodyLength, GaveUp, HeadTimer, Wire, WireControl, WireLimits},
 };
 use crate::{Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, supervisor::catch_all};
 
@@ -184,12 +184,16 @@ impl Connection {
             .max_buf_size(shared.settings.head_bytes_max)
             .keep_alive(!seat.is_lobby())
             .serve_connection(TokioIo::new(wire), requests);
-        let mut draining = false;
+        let (mut draining, mut head_timer) = (false, HeadTimer::default());
         let ended = loop {
+            // Without the shutdown: there may be a last word to say.
+            let served = poll_fn(|cx| match serving.poll_without_shutdown(cx) {
+                Poll::Ready(ended) => Poll::Ready(ended),
+                Poll::Pending => control.poll_overdue(cx, &mut head_timer).map(Ok),
+            });
             tokio::select! {
                 biased;
-                // Without the shutdown: there may be a last word to say.
-                ended = poll_fn(|cx| serving.poll_without_shutdown(cx)) => break ended,
+                ended = served => break ended,
                 () = seat.taken() => return,
                 () = stop.requested(), if !draining => {
                     draining = true;

@@ -84,8 +84,8 @@ struct State {
     head_until: Option<Instant>,
     serving: bool,
     gave_up: Option<GaveUp>,
-    /// The parser, where it waits for bytes. What it waits for changes with the end of a response, and it does not
-    /// ask again by itself then.
+    /// The parser, where a refusal of the next head waits for the end of a response. It does not ask again by itself
+    /// then.
     reader: Option<Waker>,
 }
 
@@ -121,17 +121,35 @@ impl WireControl {
         }
     }
 
-    /// Cuts the time for the head that is awaited. Returns whether anything of a request is there.
+    /// Cuts the time for the head that is awaited, for whoever looks at the time next. Returns whether anything of a
+    /// request is there.
     pub(super) fn hurry(&self, patience: Duration) -> bool {
         let mut state = lock(&self.state);
         state.head_until = state.head_until.map(|until| until.min(crate::now() + patience));
-        let begun = state.serving || !matches!(&state.owes, Owes::Head(scan) if !scan.has_begun());
-        let reader = state.reader.take();
-        drop(state);
-        if let Some(reader) = reader {
-            reader.wake();
+        state.serving || !matches!(&state.owes, Owes::Head(scan) if !scan.has_begun())
+    }
+
+    /// Ready when the head that is awaited did not come in time; the connection is given up then. To be asked whenever
+    /// the parser has nothing more to do, which is when the end of a response may have set another time.
+    pub(super) fn poll_overdue(&self, cx: &mut Context<'_>, timer: &mut HeadTimer) -> Poll<()> {
+        loop {
+            let Some(until) = lock(&self.state).head_until else { return Poll::Pending };
+            let timer = timer.0.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            // One that is early is looked at again when it rings: a busy connection sets it once a minute and not with
+            // every request.
+            if timer.deadline() > until {
+                timer.as_mut().reset(until);
+            }
+            ready!(timer.as_mut().poll(cx));
+            if timer.deadline() < until {
+                timer.as_mut().reset(until);
+                continue;
+            }
+            let mut state = lock(&self.state);
+            let begun = matches!(&state.owes, Owes::Head(scan) if scan.has_begun());
+            state.gave_up = Some(if begun { GaveUp::SlowHead } else { GaveUp::Idle });
+            return Poll::Ready(());
         }
-        begun
     }
 
     pub(super) fn gave_up(&self) -> Option<GaveUp> {
@@ -145,6 +163,10 @@ impl WireControl {
     }
 }
 
+/// The clock of [`WireControl::poll_overdue`], kept from one look to the next.
+#[derive(Debug, Default)]
+pub(super) struct HeadTimer(Option<Pin<Box<Sleep>>>);
+
 /// The side that the parser reads and writes.
 pub(super) struct Wire {
     stream: Box<dyn Stream>,
@@ -152,7 +174,6 @@ pub(super) struct Wire {
     held: Vec<u8>,
     held_from: usize,
     control: WireControl,
-    head_timer: Option<Pin<Box<Sleep>>>,
     write_pace: Paced,
 }
 
@@ -171,7 +192,6 @@ impl Wire {
             held: Vec::new(),
             held_from: 0,
             control: control.clone(),
-            head_timer: None,
             write_pace: Paced::new(limits.write_pace),
         };
         (wire, control)
@@ -208,19 +228,6 @@ impl Wire {
         held.extend_from_slice(&self.held[self.held_from..]);
         (self.held, self.held_from) = (held, 0);
         buf.set_filled(from + keep);
-    }
-
-    fn poll_head_timeout(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(until) = lock(&self.control.state).head_until else { return Poll::Pending };
-        let timer = self.head_timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
-        if timer.deadline() != until {
-            timer.as_mut().reset(until);
-        }
-        ready!(timer.as_mut().poll(cx));
-        let mut state = lock(&self.control.state);
-        let begun = matches!(&state.owes, Owes::Head(scan) if scan.has_begun());
-        state.gave_up = Some(if begun { GaveUp::SlowHead } else { GaveUp::Idle });
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// Judges what was read into `buf` after `from`, and decides how much of it the parser gets.
@@ -289,20 +296,18 @@ impl AsyncRead for Wire {
         let from = buf.filled().len();
         {
             let mut state = lock(&this.control.state);
-            if state.reader.as_ref().is_none_or(|reader| !reader.will_wake(cx.waker())) {
+            if state.gave_up.is_some() && state.serving {
                 state.reader = Some(cx.waker().clone());
-            }
-            if matches!(state.owes, Owes::Nothing) || (state.gave_up.is_some() && state.serving) {
                 return Poll::Pending;
             }
             if state.gave_up.is_some() {
                 return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
             }
+            if matches!(state.owes, Owes::Nothing) {
+                return Poll::Pending;
+            }
         }
-        let Poll::Ready(read) = this.poll_bytes(cx, buf) else {
-            return this.poll_head_timeout(cx);
-        };
-        read?;
+        ready!(this.poll_bytes(cx, buf))?;
         if buf.filled().len() == from {
             return Poll::Ready(Ok(())); // the client is done
         }

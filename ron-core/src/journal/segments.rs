@@ -30,6 +30,10 @@ const SEGMENT_BYTES_MAX: u32 = 1 << 30;
 const BUFFER_KEEP: usize = 4 << 20;
 const LOCK: &str = "LOCK";
 
+/// A batch that gets the last bytes of a disk, where there is no room for a chunk: a few words, most likely that something
+/// goes. More than that would take the room from them.
+const FEW_BYTES: u32 = 512;
+
 /// A journal, open for appending by its one owner.
 #[derive(Debug)]
 pub struct Segments {
@@ -242,10 +246,17 @@ impl Segments {
         let len = u32::try_from(self.draft.len()).expect("BATCH_BYTES_MAX fits");
         let end = from + len;
         if end > allocated {
-            let wanted = chunks(&self.settings, end);
             // Refused here, the file has at most grown by zeros, which mean nothing.
-            match self.active.file.allocate(u64::from(allocated), u64::from(wanted - allocated)) {
-                Ok(()) => self.active.allocated = wanted,
+            let file = &self.active.file;
+            let allocate = |wanted: u32| {
+                file.allocate(u64::from(allocated), u64::from(wanted - allocated)).map(|()| wanted)
+            };
+            let grown = match allocate(chunks(&self.settings, end)) {
+                Err(error) if error.is_no_space() && len <= FEW_BYTES => allocate(end),
+                grown => grown,
+            };
+            match grown {
+                Ok(wanted) => self.active.allocated = wanted,
                 Err(error) if error.is_no_space() => return Err(error.into()),
                 Err(error) => return Err(self.poison(error)),
             }

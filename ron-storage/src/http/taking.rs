@@ -119,6 +119,14 @@ fn stored_answer(stored: &Stored, location: String) -> Response {
 
 async fn take(store: Store, request: Request, name: Option<ContentId>) -> Result<Stored, Problem> {
     let query = Query::of(&request, &["pin", "durability"])?;
+    // RFC 9110, 14.5: who sends a part of something must not be told that the whole of it is stored.
+    if request.headers().contains_key(header::CONTENT_RANGE) {
+        return Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            "partial",
+            "objects are not put in parts: send all of it, without content-range",
+        ));
+    }
     let durability = match query.get("durability") {
         None | Some("durable") => Durability::Durable,
         Some("buffered") => Durability::Buffered,

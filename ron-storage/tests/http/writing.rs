@@ -73,6 +73,19 @@ async fn another_object_is_not_kept() {
     assert_eq!(host.store.usage().objects, 0);
 }
 
+/// RFC 9110, 14.5. A part of an object is another object: stored, it would be found under a name that nobody expects, and of one
+/// that is here already the client would believe that its part was taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_objects_are_refused() {
+    let host = Host::start().await;
+    let id = host.put(b"all of it").await;
+    for (method, path) in [("POST", "/o".to_owned()), ("PUT", format!("/o/{id}"))] {
+        let part = host.allowed(method, &path, "content-range: bytes 0-2/9\r\n", b"all").await;
+        part.is_problem(400, "partial");
+    }
+    assert_eq!(host.store.usage().objects, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn digests_are_checked_before_anything_is_kept() {
     let host = Host::start().await;

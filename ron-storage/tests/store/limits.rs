@@ -220,6 +220,49 @@ async fn a_disk_that_fills_up_in_the_middle_of_a_write_loses_only_that_write() {
     host.shutdown().await;
 }
 
+/// A store that stopped on a full disk starts there: otherwise nothing could be read any more, nor deleted to make room. And the
+/// last few bytes of a disk are enough to delete.
+#[tokio::test(start_paused = true)]
+async fn a_store_starts_on_a_full_disk_and_can_be_emptied() {
+    for is_clean in [true, false] {
+        let (mut host, mut disk) = (self::host(), SimDisk::new());
+        let mut store = sim(&host, &disk, small()).await;
+        let large = store.put(Pieces::cut(&content(50_000, 2), 9000), soon()).await.unwrap().id;
+        disk.capacity(Some(disk_used(&disk) + 2000));
+        let mut kept = Vec::new();
+        let refused = loop {
+            match store.put_bytes(content(900, kept.len() as u64), soon()).await {
+                Ok(stored) => kept.push(stored.id),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused, StorageError::Full);
+        if is_clean {
+            host.shutdown().await;
+        } else {
+            disk = disk.fork();
+            disk.restart(ron_core::sim::CrashStyle::Killed);
+        }
+        host = self::host();
+        store = sim(&host, &disk, small()).await;
+        assert_eq!(store.usage().objects, 1 + kept.len() as u64, "clean: {is_clean}");
+        for (number, id) in kept.iter().enumerate() {
+            let got = store.get_bytes(*id, 900, soon()).await.unwrap();
+            assert_eq!(got, content(900, number as u64));
+        }
+        let refused = store.put_bytes(content(50_000, 3), soon()).await;
+        assert_eq!(refused, Err(StorageError::Full));
+        // Somebody else frees a little: not enough for anything but a few words in the journal.
+        disk.capacity(Some(disk_used(&disk) + 600));
+        assert!(store.delete(large, soon()).await.unwrap());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(large_files(&disk), 0);
+        store.put_bytes(content(900, 1000), soon()).await.unwrap();
+        assert!(disk.bytes("store/index.tmp").is_none());
+        host.shutdown().await;
+    }
+}
+
 /// A large object is synced while it comes, and if that fails it is not kept.
 #[tokio::test(start_paused = true)]
 async fn a_large_put_is_flushed_on_the_way() {

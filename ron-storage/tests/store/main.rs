@@ -12,6 +12,7 @@ mod keeping;
 mod knobs;
 mod limits;
 mod recovery;
+mod shaken;
 mod syncs;
 mod upkeep;
 mod world;

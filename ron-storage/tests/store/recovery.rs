@@ -1,6 +1,6 @@
 //! Opening a store of which something is missing: what is left is kept, and said.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
     ContentId, Metrics,
@@ -20,7 +20,7 @@ fn settings() -> Settings {
         small_bytes_max: 1000,
         segment_bytes: 8192,
         reserve_bytes: 0,
-        collect_grace: std::time::Duration::ZERO,
+        collect_grace: Duration::ZERO,
         ..Settings::default()
     }
 }
@@ -280,5 +280,32 @@ async fn what_the_journal_can_no_longer_say_is_written_again() {
     assert!(store.stat(pinned, soon()).await.unwrap().is_pinned);
     assert!(!store.has(deleted, soon()).await.unwrap());
     assert_eq!(store.get_bytes(large, 5000, soon()).await.unwrap(), content(5000, 1));
+    host.shutdown().await;
+}
+
+/// However often a store crashes before it has written its index, what has to be read again does not grow without end: what a
+/// start had to read counts for the next index as what was written since.
+#[tokio::test(start_paused = true)]
+async fn crash_after_crash_the_index_catches_up() {
+    let disk = SimDisk::new();
+    let settings = Settings { small_bytes_max: 4 << 20, reserve_bytes: 0, ..Settings::default() };
+    for round in 0..2 {
+        let host = host();
+        let store = sim(&host, &disk, settings.clone()).await;
+        assert_eq!(store.opened().replayed, round * 35);
+        for number in 0..35 {
+            let content = vec![u8::try_from(round * 100 + number).unwrap(); 4 << 20];
+            store.put_bytes(content.into(), soon()).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        // 140 MiB are too few for an index; 280, of which this run wrote half, are not.
+        assert_eq!(disk.bytes("store/index").is_some(), round == 1);
+        disk.restart(CrashStyle::Killed);
+        host.shutdown().await;
+    }
+    let host = host();
+    let store = sim(&host, &disk, settings).await;
+    assert!(store.opened().rebuilt.is_none() && store.opened().replayed < 5, "{:?}", store.opened());
+    assert_eq!(store.usage().objects, 70);
     host.shutdown().await;
 }
