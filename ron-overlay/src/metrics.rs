@@ -61,6 +61,8 @@ pub(crate) struct Tallies {
     pub(crate) missed: Tally,
     pub(crate) opened: Tally,
     /// Sheds of more topics than a peer is told of one by one.
+    pub(crate) topicless: Tally,
+    /// Sheds that a peer was to be told of when it went.
     pub(crate) untold: Tally,
 }
 
@@ -78,7 +80,8 @@ impl Tallies {
             gaps: metrics.tally(GAPS, ""),
             missed: metrics.tally(SUBSCRIBER_MISSED, ""),
             opened: metrics.tally(SESSION_OPEN, ""),
-            untold: metrics.tally(LET_GO, "shed_topics"),
+            topicless: metrics.tally(LET_GO, "shed_topics"),
+            untold: metrics.tally(LET_GO, "untold"),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
         publishers::Freshness,
         store::Kept,
     },
-    Gossip, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
+    Gossip, HAVE_TREES_MAX, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
 };
 
 /// Announcements to one neighbour that wait at most. More are dropped: a digest finds what is missed.
@@ -48,10 +48,13 @@ impl Gossip {
             self.counts.stale += 1;
             return;
         }
-        if self.unchecked.len() >= self.settings.unchecked_max {
+        let bytes = self.unchecked_bytes + pushed.message.payload().len();
+        let is_much = bytes > self.settings.unchecked_bytes && !self.unchecked.is_empty();
+        if is_much || self.unchecked.len() >= self.settings.unchecked_max {
             self.counts.unchecked_shed += 1;
             return;
         }
+        self.unchecked_bytes = bytes;
         let message = pushed.message.clone();
         self.unchecked.insert(id, Unchecked { since: now, from, pushed, holders: Vec::new() });
         self.outputs.push_back(Output::Check { from, message });
@@ -60,6 +63,7 @@ impl Gossip {
     /// The host has looked at a message.
     pub fn on_verdict(&mut self, id: &MessageId, verdict: Verdict, now: Duration) {
         let Some(Unchecked { from, pushed, holders, .. }) = self.unchecked.remove(id) else { return };
+        self.unchecked_bytes -= pushed.message.payload().len();
         match verdict {
             Verdict::Accept => self.accept(from, pushed, &holders, now),
             Verdict::Ignore => {
@@ -67,9 +71,12 @@ impl Gossip {
                 self.publishers.on_message(pushed.message.serial(), now);
                 self.forget_missing(id);
             }
-            Verdict::Reject => {
+            Verdict::Reject { is_proven } => {
                 self.store.note(*id, now);
                 self.forget_missing(id);
+                if is_proven {
+                    self.publishers.on_message(pushed.message.serial(), now);
+                }
                 self.offend(from, Offence::Invalid);
             }
             Verdict::Forged => {
@@ -144,8 +151,9 @@ impl Gossip {
             waiting.sort_by_key(|(tree, _)| *tree);
             for part in waiting.chunks(IDS_MAX) {
                 let by_tree = part.chunk_by(|one, next| one.0 == next.0);
-                let haves = by_tree.map(|ids| (ids[0].0, ids.iter().map(|(_, id)| *id).collect())).collect();
-                out.push((*peer, Word::Have(haves)));
+                let haves: Vec<(NodeId, Vec<MessageId>)> =
+                    by_tree.map(|ids| (ids[0].0, ids.iter().map(|(_, id)| *id).collect())).collect();
+                out.extend(haves.chunks(HAVE_TREES_MAX).map(|haves| (*peer, Word::Have(haves.to_vec()))));
             }
         }
         out.into_iter().for_each(|(to, word)| self.send(to, word));

@@ -98,7 +98,7 @@ fn what_is_rejected_is_not_looked_at_again_and_not_relayed() {
     let mut gossip = node(GossipSettings::default());
     gossip.on_word(id(1), push(message(8, 1)), ms(0));
     outputs(&mut gossip);
-    gossip.on_verdict(&message(8, 1).id(), Verdict::Reject, ms(1));
+    gossip.on_verdict(&message(8, 1).id(), Verdict::Reject { is_proven: false }, ms(1));
     assert_eq!(outputs(&mut gossip).len(), 1);
     gossip.on_word(id(2), push(message(8, 1)), ms(2));
     gossip.on_tick(ms(100));
