@@ -402,7 +402,7 @@ impl Engine {
                 let parcel = self.node.parcel(&id, &answer, &self.settings);
                 let _ =
                     self.node.send(&from.into(), answer.class(), id, &parcel, topic.options.overflow(), None);
-                self.node.on_offence(from, Offence::Spam);
+                self.node.on_offence(from, Offence::Greedy);
                 return;
             }
         }

@@ -43,6 +43,7 @@ pub(crate) const fn offence_name(offence: Offence) -> &'static str {
         Offence::Late => "late",
         Offence::Silent => "silent",
         Offence::Spam => "spam",
+        Offence::Greedy => "greedy",
     }
 }
 

@@ -29,6 +29,7 @@ use super::{
     view::{Contact, View, ViewMessage, ViewOutput, ViewSettings},
 };
 use repair::{Lag, Missing};
+use spread::Pace;
 
 /// Names in one announcement or wish.
 pub const IDS_MAX: usize = 256;
@@ -59,7 +60,8 @@ pub struct GossipSettings {
     pub burst_budget_frames: u32,
     /// Links that a message may cross. Default 32.
     pub hops_max: u8,
-    /// How long announcements wait for others to travel with. Default 20 ms.
+    /// How long announcements wait for others to travel with. Default 20 ms, and up to five times that on a busy topic: they
+    /// cost as much as messages do, and with a hundred messages a second and more there are always others to travel with.
     pub announce_after: Duration,
     /// The shortest and the longest wait for a message that was announced, before it is asked for. Between them the
     /// wait follows what was seen. Default 60 ms and 500 ms.
@@ -182,6 +184,8 @@ pub enum Offence {
     Silent,
     /// Sent or asked for more than anybody needs.
     Spam,
+    /// Wanted to be our neighbour on more topics than one peer may be.
+    Greedy,
 }
 
 /// What the host thinks of a message.
@@ -287,6 +291,7 @@ pub struct Gossip {
     recovered: VecDeque<(MessageId, Duration, NodeId)>,
     lag: Lag,
     announce_at: Option<Duration>,
+    pace: Pace,
     ping_at: Duration,
     digest_at: Duration,
     last_message: Option<Duration>,
@@ -376,6 +381,7 @@ impl Gossip {
             recovered: VecDeque::new(),
             lag: Lag::default(),
             announce_at: None,
+            pace: Pace::default(),
             ping_at,
             digest_at,
             last_message: None,

@@ -250,7 +250,7 @@ async fn one_peer_has_so_many_topics_and_no_more() {
     assert_eq!(node.overlay.peers()[0].topics, 3);
     assert_eq!(node.count("neighbours"), 3);
     assert_eq!(node.count("frame_reject_total{reason=\"topics_max\"}"), 2);
-    assert_eq!(node.count("offences_total{kind=\"spam\"}"), 2);
+    assert_eq!(node.count("offences_total{kind=\"greedy\"}"), 2);
     assert_eq!(node.count("frame_reject_total{reason=\"unknown_topic\"}"), 1000);
     assert_eq!(node.overlay.topics(soon()).await.unwrap().len(), 5);
     liar.host.shutdown().await;

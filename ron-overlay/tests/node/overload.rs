@@ -225,13 +225,15 @@ fn a_stuck_subscriber_and_a_stuck_link_harm_nobody_else() {
     // The trees go around it within a few messages.
     let _ = runtime.block_on(scene.publish(20));
     let mut busy = runtime.block_on(scene.publish(170));
-    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(100))));
+    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(300))));
     println!("p99 {:?} quiet, {:?} busy; {} busy", p99(&quiet), p99(&busy), scene.busy);
     println!("memory {then:?}");
     assert!(p99(&busy) <= p99(&quiet) * 2, "{:?} quiet, {:?} busy", p99(&quiet), p99(&busy));
-    // Twelve nodes had a hundred messages of 2000 bytes each, and have let go of as much.
-    assert!(then.bytes_current < 12 * 100 * 2000 / 8, "it grows: {then:?}");
-    assert!(then.bytes_max < 1 << 20, "{then:?}");
+    // Twelve nodes had three hundred messages of 2000 bytes each, and have let go of as much. What still may come is what
+    // waits for the stuck node: of each of its neighbours the 64 frames of a lane, and 32 that its writer has taken.
+    let waiting = 8 * (64 + 32) * 2300_u64;
+    assert!(then.bytes_current < waiting as i64, "it grows: {then:?}");
+    assert!(then.bytes_max < waiting + (256 << 10), "{then:?}");
     runtime.block_on(async {
         let Scene { members, stuck, published, .. } = &mut scene;
         let mut waited = 0;

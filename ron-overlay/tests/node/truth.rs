@@ -236,3 +236,27 @@ async fn a_silent_neighbour_is_held_against_it() {
     liar.host.shutdown().await;
     stop([one.node]).await;
 }
+
+/// Two honest nodes with more topics in common than one peer may have: those beyond are refused, and neither is banned. Each
+/// refusal was followed by the next question within a round trip, and twenty of them were a ban.
+#[tokio::test(start_paused = true)]
+async fn more_topics_than_a_peer_may_have_are_no_reason_for_a_ban() {
+    let world = World::new(10);
+    let (one, two) = (world.node(1, Settings::default()).await, world.node(2, Settings::default()).await);
+    let mut topics = Vec::new();
+    for number in 0..70 {
+        let name = format!("topic {number}");
+        one.overlay.topic(name.clone()).unsigned().join([], soon()).await.unwrap();
+        let contact = one.overlay.contact();
+        topics.push(two.overlay.topic(name).unsigned().join([contact], soon()).await.unwrap());
+    }
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(one.overlay.peers()[0].topics, 64);
+    let refused = one.count("frame_reject_total{reason=\"topics_max\"}");
+    assert!((6..1000).contains(&refused), "{refused}");
+    assert_eq!(one.count("offences_total{kind=\"greedy\"}"), refused);
+    assert_eq!(one.count("bans_total") + two.count("bans_total"), 0);
+    let receipt = topics[0].publish("still here", soon()).await.unwrap();
+    assert_eq!(receipt.pushed, 1);
+    stop([one, two]).await;
+}

@@ -16,6 +16,39 @@ use super::{
 /// Announcements to one neighbour that wait at most. More are dropped: a digest finds what is missed.
 const ANNOUNCE_MAX: usize = 4096;
 
+/// How much longer announcements wait than on a quiet topic, at most, and from how many messages on in the time that they
+/// wait there.
+const ANNOUNCE_LATER_MAX: u32 = 5;
+const ANNOUNCE_LATER_AT: u32 = 2;
+
+/// After this long without a message a topic is quiet again.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How long announcements wait, by how many messages came while they last did.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    times: u32,
+    messages: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace { times: 1, messages: 0 }
+    }
+}
+
+impl Pace {
+    /// Announcements are made: the next wait longer if many messages came, and less if hardly any did.
+    fn turn(&mut self) {
+        let messages = std::mem::take(&mut self.messages);
+        if messages >= ANNOUNCE_LATER_AT * self.times {
+            self.times = (self.times + 1).min(ANNOUNCE_LATER_MAX);
+        } else if messages < self.times {
+            self.times = (self.times - 1).max(1);
+        }
+    }
+}
+
 impl Gossip {
     /// Publishes a message of ours, made with [`next_serial`](Self::next_serial).
     pub fn publish(&mut self, message: Message, now: Duration) {
@@ -99,7 +132,10 @@ impl Gossip {
             return;
         }
         let id = pushed.message.id();
-        self.last_message = Some(now);
+        let was_quiet = self.last_message.replace(now).is_none_or(|at| at + QUIET <= now);
+        if was_quiet {
+            self.pace = Pace::default();
+        }
         self.publishers.on_message(&serial, now);
         self.drain_gaps();
         self.trees.on_used(&pushed.tree, now);
@@ -123,6 +159,7 @@ impl Gossip {
             self.counts.stale += 1;
             return;
         }
+        self.pace.messages = self.pace.messages.saturating_add(1);
         let mut copies = 0;
         for peer in others {
             let is_pushed =
@@ -137,7 +174,7 @@ impl Gossip {
                     continue;
                 }
                 link.announce.push((tree, id));
-                self.announce_at.get_or_insert(now + self.settings.announce_after);
+                self.announce_at.get_or_insert(now + self.settings.announce_after * self.pace.times);
             }
         }
     }
@@ -145,6 +182,7 @@ impl Gossip {
     /// Sends the announcements that have gathered.
     pub(super) fn announce(&mut self) {
         self.announce_at = None;
+        self.pace.turn();
         let mut out = Vec::new();
         for (peer, link) in &mut self.links {
             let mut waiting = std::mem::take(&mut link.announce);
