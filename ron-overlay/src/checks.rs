@@ -118,7 +118,8 @@ async fn judge(node: &Node, job: Job, keys: &mut Keys) -> Ruling {
         Ok(Verdict::Accept) => Ruling::Accept,
         Ok(Verdict::Reject) => {
             node.metrics.tally(FRAME_REJECT, "validator").add(1);
-            Ruling::Reject
+            // Where nobody signs, anybody may have claimed that number.
+            Ruling::Reject { is_proven: is_signed }
         }
         Ok(Verdict::Ignore) => Ruling::Ignore,
         Err(error) => {

@@ -122,6 +122,11 @@ impl EgressShared {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Which share of the room for all is taken.
+    pub(crate) fn fullness(&self) -> f64 {
+        self.bytes() as f64 / self.bytes_max as f64
+    }
+
     fn take(&self, bytes: usize) -> bool {
         let taken = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if taken > self.bytes_max {
@@ -132,6 +137,14 @@ impl EgressShared {
 
     fn give_back(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes so many bytes in place of those that are held, which nobody else gets meanwhile. If there are not that many,
+    /// nothing is held any more.
+    fn exchange(&self, held: usize, bytes: usize) -> bool {
+        let has_room = bytes <= held || self.take(bytes - held);
+        self.give_back(if has_room { held.saturating_sub(bytes) } else { held });
+        has_room
     }
 }
 
@@ -155,8 +168,6 @@ struct Queue {
     broken: BTreeSet<u64>,
     /// What the peer may send.
     meter: Meter,
-    /// Room that publications under way have been promised.
-    promised: (usize, usize),
     /// Until when it is not published to.
     refused_until: Duration,
     /// How fast it takes frames: so many since then.
@@ -201,7 +212,6 @@ impl Egress {
             shed: BTreeMap::new(),
             broken: BTreeSet::new(),
             meter,
-            promised: (0, 0),
             refused_until: Duration::ZERO,
             taken: 0,
             taken_since: Duration::ZERO,
@@ -223,13 +233,16 @@ impl Egress {
         promise: Option<Promise>,
     ) -> Sent {
         let mut queue = self.queue.lock();
-        if let Some(promise) = promise {
-            queue.end_promise(&self.shared, promise);
-        }
+        // What was promised in all is not given back before it is taken, or another engine could come in between.
+        let held = promise.map_or(0, |promise| {
+            queue.lanes.release(promise.frames, promise.bytes);
+            promise.bytes
+        });
         if queue.is_over {
+            self.shared.give_back(held);
             return Sent::Over;
         }
-        let is_queued = queue.push(&self.shared, class, topic, parcel, overflow);
+        let is_queued = queue.push(&self.shared, class, topic, parcel, overflow, held);
         if !is_queued {
             self.shared.tallies.dropped.add(1);
             queue.note_shed(&self.shared, topic);
@@ -257,8 +270,8 @@ impl Egress {
         let mut queue = self.queue.lock();
         let frames = if bytes <= settings.chunk_bytes { 1 } else { bytes.div_ceil(settings.part_bytes()) };
         let is_paused = queue.refused_until > now;
-        if !is_paused && queue.has_room_for(Class::Gossip, frames, bytes) && self.shared.take(bytes) {
-            queue.promised = (queue.promised.0 + frames, queue.promised.1 + bytes);
+        if !is_paused && queue.lanes.has_room_for(Class::Gossip, frames, bytes) && self.shared.take(bytes) {
+            queue.lanes.reserve(frames, bytes);
             return Ok(Promise { frames, bytes });
         }
         Err(queue.retry_after().max(queue.refused_until.saturating_sub(now)))
@@ -266,7 +279,8 @@ impl Egress {
 
     /// Promised room is not needed after all.
     pub(crate) fn release(&self, promise: Promise) {
-        self.queue.lock().end_promise(&self.shared, promise);
+        self.queue.lock().lanes.release(promise.frames, promise.bytes);
+        self.shared.give_back(promise.bytes);
     }
 
     /// A session with the peer has begun, and takes what waits from now on. Says whether there was none.
@@ -301,6 +315,8 @@ impl Egress {
         queue.is_over = true;
         queue.is_dialling = false;
         let session = queue.session.take();
+        let untold = std::mem::take(&mut queue.shed).into_values();
+        let untold: u64 = untold.map(|shed| shed.unsent.saturating_add(shed.refused)).sum();
         let (mut frames, mut bytes) = (0, 0);
         while let Some(gone) = queue.lanes.pop() {
             frames += 1;
@@ -309,6 +325,7 @@ impl Egress {
         drop(queue);
         self.shared.give_back(bytes);
         self.shared.tallies.dropped.add(frames);
+        self.shared.tallies.untold.add(untold);
         session.inspect(Session::close).is_some()
     }
 
@@ -334,9 +351,10 @@ impl Egress {
         self.queue.lock().lanes.bytes()
     }
 
-    /// Whether the peer may send one more word.
-    pub(crate) fn may_receive(&self, per_second: u32, now: Duration) -> bool {
-        self.queue.lock().meter.take(per_second, now)
+    /// Whether the peer may send one more word, or how many were too many since it was last quiet.
+    pub(crate) fn may_receive(&self, per_second: u32, now: Duration) -> Result<(), u32> {
+        let mut queue = self.queue.lock();
+        if queue.meter.take(per_second, now) { Ok(()) } else { Err(queue.meter.refused()) }
     }
 
     /// A word of the peer was refused here. It will be told.
@@ -373,13 +391,15 @@ impl Queue {
         topic: TopicId,
         parcel: &Parcel,
         overflow: Overflow,
+        held: usize,
     ) -> bool {
         let frames = parcel.frames();
         let is_rejecting = overflow == Overflow::RejectNewest;
-        if is_rejecting && !self.has_room_for(class, frames, parcel.bytes) {
+        if is_rejecting && !self.lanes.has_room_for(class, frames, parcel.bytes) {
+            shared.give_back(held);
             return false;
         }
-        if !shared.take(parcel.bytes) {
+        if !shared.exchange(held, parcel.bytes) {
             return false;
         }
         match &parcel.frames {
@@ -449,21 +469,9 @@ impl Queue {
     fn shed_of(&mut self, shared: &EgressShared, topic: TopicId) -> &mut Shed {
         let has_room = self.shed.len() < SHED_TOPICS_MAX || self.shed.contains_key(&topic);
         if !has_room {
-            shared.tallies.untold.add(1);
+            shared.tallies.topicless.add(1);
         }
         self.shed.entry(if has_room { topic } else { TopicId::from_bytes([0; 32]) }).or_default()
-    }
-
-    /// Whether so much fits beside what has been promised to others.
-    fn has_room_for(&self, class: Class, frames: usize, bytes: usize) -> bool {
-        let (promised, promised_bytes) = self.promised;
-        let promised = if class == Class::Gossip { promised } else { 0 };
-        self.lanes.has_room_for(class, frames + promised, bytes + promised_bytes)
-    }
-
-    fn end_promise(&mut self, shared: &EgressShared, Promise { frames, bytes }: Promise) {
-        shared.give_back(bytes);
-        self.promised = (self.promised.0 - frames, self.promised.1 - bytes);
     }
 
     /// How long half of what waits takes at the pace at which frames were taken lately.
@@ -575,6 +583,7 @@ mod tests {
         let first = egress.promise(1000, &settings, now).unwrap();
         let second = egress.promise(1000, &settings, now).unwrap();
         assert!(egress.promise(1000, &settings, now).is_err());
+        assert_eq!(shared.bytes(), 2000);
         let push = |promise| egress.push(Class::Gossip, topic, &parcel, Overflow::RejectNewest, promise);
         assert_eq!(push(None), Sent::Dial, "somebody else's is shed, and asks for a session");
         assert_eq!(push(None), Sent::Shed);
@@ -595,7 +604,19 @@ mod tests {
         let queue = egress.queue.lock();
         assert_eq!(queue.shed.len(), SHED_TOPICS_MAX + 1);
         assert_eq!(queue.shed.values().map(|shed| shed.refused).sum::<u64>(), 300);
-        assert_eq!(shared.tallies.untold.get(), 300 - SHED_TOPICS_MAX as u64);
+        assert_eq!(shared.tallies.topicless.get(), 300 - SHED_TOPICS_MAX as u64);
+    }
+
+    /// What a peer was to be told when it went is counted here at least.
+    #[test]
+    fn sheds_that_nobody_can_be_told_of_are_counted() {
+        let (metrics, settings) = (Metrics::default(), Settings::default());
+        let shared = Arc::new(EgressShared::new(Tallies::new(&metrics), &settings));
+        let egress = one_peer(&settings, &shared, &metrics);
+        (0..3).for_each(|_| egress.refused(TopicId::of("news")));
+        egress.end();
+        egress.end();
+        assert_eq!(shared.tallies.untold.get(), 3);
     }
 
     /// A peer that takes nothing, on topics that shed: what is remembered of words in pieces ends with the words.

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -88,8 +88,6 @@ pub(crate) enum Command {
     Unreachable(NodeId),
     /// A peer is banned.
     Ban(NodeId, Duration),
-    /// Settings have changed.
-    Reload,
 }
 
 /// The inboxes of an engine.
@@ -127,6 +125,11 @@ pub(crate) struct Engine {
     promises: Promises,
     /// Words of a batch.
     batch: Vec<Incoming>,
+    /// How often settings had been changed when these were taken up.
+    reloads: usize,
+    /// When this node last began to publish on a topic. It begins later on each that it joins, also within a millisecond
+    /// and whatever the clock does: others take what has the same beginning and number for the same message.
+    published_since: u64,
     rng: fastrand::Rng,
 }
 
@@ -142,6 +145,8 @@ impl Engine {
             encoded: None,
             promises: Promises::default(),
             batch: Vec::new(),
+            reloads: 0,
+            published_since: 0,
             rng: fastrand::Rng::with_seed(seed),
         }
     }
@@ -174,6 +179,7 @@ impl Engine {
                 }
                 now = self.node.since();
             }
+            self.reload();
             let mut taken = 0;
             while taken < BATCH && local.depth() > 0 {
                 let Some(command) = local.try_recv() else { break };
@@ -257,11 +263,17 @@ impl Engine {
             }
             Command::Unreachable(peer) => self.with_all(|gossip| gossip.on_unreachable(peer, now)),
             Command::Ban(peer, until) => self.with_all(|gossip| gossip.ban(peer, until, now)),
-            Command::Reload => {
-                self.settings = self.node.settings();
-                let budgets = (self.settings.gossip.relay_fanout, self.settings.gossip.burst_budget_frames);
-                self.topics.values_mut().for_each(|topic| topic.gossip.set_budgets(budgets.0, budgets.1));
-            }
+        }
+    }
+
+    /// Takes up settings that were changed. They are looked at, and not told of by a lane that may be full.
+    fn reload(&mut self) {
+        let reloads = self.node.reloads.load(Ordering::Acquire);
+        if reloads != self.reloads {
+            self.reloads = reloads;
+            self.settings = self.node.settings();
+            let budgets = (self.settings.gossip.relay_fanout, self.settings.gossip.burst_budget_frames);
+            self.topics.values_mut().for_each(|topic| topic.gossip.set_budgets(budgets.0, budgets.1));
         }
     }
 
@@ -278,7 +290,8 @@ impl Engine {
             }
             known.gossip.join(contacts, now);
         } else {
-            let (me, unix_ms) = (self.node.contact.clone(), self.node.unix_ms());
+            let (me, unix_ms) =
+                (self.node.contact.clone(), self.node.unix_ms().max(self.published_since + 1));
             let gossip = Gossip::new(me, self.settings.gossip, unix_ms, self.rng.u64(..));
             let mut gossip = gossip.sealed(self.node.identity.clone(), topic);
             gossip.join(contacts, now);
@@ -322,7 +335,8 @@ impl Engine {
         } else {
             Message::unsigned(&id, serial, payload)
         };
-        let receipt = Receipt {
+        self.published_since = self.published_since.max(serial.since);
+        let mut receipt = Receipt {
             id: message.id(),
             since: serial.since,
             seq: serial.seq,
@@ -333,8 +347,10 @@ impl Engine {
         topic.published += 1;
         self.node.egress.tallies.published.add(1);
         // At once: the room that was promised is for this message, and whoever publishes next must see what is left.
-        self.promises.of = Some(receipt.id);
+        (self.promises.of, self.promises.shed) = (Some(receipt.id), 0);
         self.perform_one(id, now);
+        // Where the newest is not refused it may still have found no room, among frames of other topics.
+        receipt.pushed = links.len().saturating_sub(self.promises.shed);
         self.promises.release();
         Ok(receipt)
     }
@@ -386,7 +402,7 @@ impl Engine {
                 let parcel = self.node.parcel(&id, &answer, &self.settings);
                 let _ =
                     self.node.send(&from.into(), answer.class(), id, &parcel, topic.options.overflow(), None);
-                self.node.on_offence(from, Offence::Spam);
+                self.node.on_offence(from, Offence::Greedy);
                 return;
             }
         }
@@ -502,6 +518,7 @@ fn send(
         let promise = promises.take(&name, &to.id);
         if node.send(to, word.class(), id, parcel, overflow, promise) == Sent::Shed {
             node.metrics.tally(MESSAGES, "shed").add(1);
+            promises.shed += usize::from(promises.of == Some(name));
         }
     }
 }
@@ -516,7 +533,7 @@ fn check(node: &Node, settings: &Settings, id: TopicId, topic: &mut Topic, messa
         Verdict::Forged
     } else if message.payload().len() > options.message_bytes_max(settings) {
         node.metrics.tally(FRAME_REJECT, "size").add(1);
-        Verdict::Reject
+        Verdict::Reject { is_proven: false }
     } else if !is_signed && options.validator().is_none() {
         Verdict::Accept
     } else {
@@ -533,6 +550,8 @@ fn check(node: &Node, settings: &Settings, id: TopicId, topic: &mut Topic, messa
 #[derive(Debug, Default)]
 struct Promises {
     of: Option<MessageId>,
+    /// Links on which it found no room after all.
+    shed: usize,
     links: Vec<(Arc<Egress>, Promise)>,
 }
 

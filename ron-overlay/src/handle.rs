@@ -191,7 +191,8 @@ impl Builder {
             let local = ready.watch_lane(&engine.local, WRITES_AT, READS_AT);
             [local, watch(ready, &engine.gossip)]
         });
-        let full: Vec<[ReadyGate; 2]> = full.collect();
+        let mut full: Vec<[ReadyGate; 2]> = full.collect();
+        full.push(ready.watch_lane(&checks, WRITES_AT, READS_AT));
         let sessions = Arc::new(ready.gate("overlay.sessions", Affects::Writes));
         sessions.open();
 
@@ -201,6 +202,7 @@ impl Builder {
         let unix = unix.unwrap_or_else(|| Arc::new(unix_time));
         let parts = NodeParts { identity, contact, settings, unix, engines, checks, events };
         let node = Node::new(parts, &group);
+        let links_full = watch_links(ready, &node);
         let listener = Arc::new(Listener { node: Arc::downgrade(&node) });
         node.connect(Peers::start(endpoint, PROTOCOL, listener, links, &group)?);
 
@@ -220,7 +222,7 @@ impl Builder {
         let _ = group.spawn_restarting(JANITOR, move |stop| {
             Box::pin(tidy(Arc::clone(&tidied), source.clone(), Arc::clone(&sessions), stop))
         });
-        Ok(Overlay { node, group, subscriptions, _full: full.into() })
+        Ok(Overlay { node, group, subscriptions, _full: full.into(), _links_full: Arc::new(links_full) })
     }
 }
 
@@ -228,8 +230,9 @@ fn open_lanes(settings: &Settings, metrics: &Metrics) -> Result<(EngineLanes, In
     let size = settings.ingress_lane;
     // No newcomer is refused by closing these at a stop: the engine closes them when it has taken what was there.
     let (local, local_inbox) = Lane::open(LOCAL, metrics);
-    let control = Ingress::new(sized(CONTROL, "ingress_lane", size)?, metrics);
-    let gossip = Ingress::new(sized(INGRESS, "ingress_lane", size)?, metrics);
+    let (bytes, peer_bytes) = (settings.ingress_bytes, settings.peer.ingress_bytes);
+    let control = Ingress::new(sized(CONTROL, "ingress_lane", size)?, bytes, peer_bytes, metrics);
+    let gossip = Ingress::new(sized(INGRESS, "ingress_lane", size)?, bytes, peer_bytes, metrics);
     let lanes = EngineLanes { local, control, gossip, bell: Arc::new(Notify::new()) };
     let EngineLanes { control, gossip, bell, .. } = lanes.clone();
     Ok((lanes, Inboxes { local: local_inbox, control, gossip, bell }))
@@ -243,6 +246,15 @@ fn watch(ready: &Ready, ingress: &Arc<Ingress>) -> [ReadyGate; 2] {
             let full = ingress.upgrade()?.fullness();
             (full >= threshold.get()).then(|| format!("{:.0} % full", full * 100.0).into())
         })
+    })
+}
+
+/// Readiness by how much waits for all links together. One link that is full refuses its own publishers, and is no reason.
+fn watch_links(ready: &Ready, node: &Arc<Node>) -> ReadyGate {
+    let node = Arc::downgrade(node);
+    ready.probe(EGRESS.name, Affects::Writes, move || {
+        let full = node.upgrade()?.egress.fullness();
+        (full >= WRITES_AT.get()).then(|| format!("{:.0} % full", full * 100.0).into())
     })
 }
 
@@ -289,6 +301,7 @@ pub struct Overlay {
     group: Supervisor,
     pub(crate) subscriptions: MemoryBudget,
     _full: Arc<[[ReadyGate; 2]]>,
+    _links_full: Arc<ReadyGate>,
 }
 
 impl Overlay {

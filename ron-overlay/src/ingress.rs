@@ -1,8 +1,9 @@
 //! What peers say that waits for an engine, in turns between peers.
 //!
 //! All readers share it, so a peer that says more than the engine can take must not leave others without room: when it is
-//! full, a word of a peer that has less waiting takes the place of the newest of whoever has most. Whatever finds no room
-//! is handed back, to be counted and told to its sender.
+//! full, a word of a peer that has less waiting takes the place of the newest of whoever has most. It is full at so many
+//! words and at so many bytes, since a word may be a message of megabytes. Whatever finds no room is handed back, to be
+//! counted and told to its sender.
 
 use std::{
     fmt,
@@ -28,6 +29,8 @@ pub(crate) struct Ingress {
     queue: Lock<Queue>,
     /// As many as wait, for who only wants to know whether to look.
     depth: AtomicUsize,
+    bytes_max: usize,
+    peer_bytes_max: usize,
     refused: Tally,
 }
 
@@ -37,12 +40,20 @@ struct Queue {
 }
 
 impl Ingress {
-    pub(crate) fn new(spec: LaneSpec, metrics: &Metrics) -> Arc<Self> {
+    /// Room for as many words as `spec` says, and for so many bytes of all peers and of one.
+    pub(crate) fn new(
+        spec: LaneSpec,
+        bytes_max: usize,
+        peer_bytes_max: usize,
+        metrics: &Metrics,
+    ) -> Arc<Self> {
         let queue = Queue { fair: Fair::new(QUANTUM), is_closed: false };
         let ingress = Arc::new(Ingress {
             spec,
             queue: Lock::new(QUEUE, queue, metrics),
             depth: AtomicUsize::new(0),
+            bytes_max,
+            peer_bytes_max,
             refused: metrics.tally(Counter::BusyRejections, spec.name),
         });
         let measured: Arc<dyn Depth> = Arc::<Ingress>::clone(&ingress);
@@ -50,21 +61,18 @@ impl Ingress {
         ingress
     }
 
-    /// Queues a word of so many bytes. Hands back one that has no room, which may be another peer's.
+    /// Queues a word of so many bytes. Hands back those that have no room, which may be other peers'.
     #[must_use]
-    pub(crate) fn push(&self, incoming: Incoming, bytes: usize) -> Option<Incoming> {
-        let mut queue = self.queue.lock();
-        let is_full = queue.fair.len() >= self.spec.capacity;
-        let crowded = if is_full { queue.fair.crowd_out(&incoming.from) } else { None };
-        let refused = if queue.is_closed || is_full && crowded.is_none() {
-            Some(incoming)
-        } else {
+    pub(crate) fn push(&self, incoming: Incoming, bytes: usize) -> Vec<Incoming> {
+        let (mut queue, mut refused) = (self.queue.lock(), Vec::new());
+        if queue.make_room(self, &incoming.from, bytes, &mut refused) {
             queue.fair.push(incoming.from, bytes, incoming);
-            crowded
-        };
+        } else {
+            refused.push(incoming);
+        }
         self.depth.store(queue.fair.len(), Ordering::Release);
         drop(queue);
-        self.refused.add(u64::from(refused.is_some()));
+        self.refused.add(refused.len() as u64);
         refused
     }
 
@@ -88,6 +96,24 @@ impl Ingress {
     /// Whether it is at least this full, as a share.
     pub(crate) fn fullness(&self) -> f64 {
         self.depth() as f64 / self.spec.capacity as f64
+    }
+}
+
+impl Queue {
+    /// Whether there is room for a word of so many bytes, if need be in the place of others.
+    fn make_room(&mut self, room: &Ingress, from: &NodeId, bytes: usize, gone: &mut Vec<Incoming>) -> bool {
+        if self.is_closed || self.fair.bytes_of(from) + bytes > room.peer_bytes_max {
+            return false;
+        }
+        while self.fair.bytes() + bytes > room.bytes_max {
+            let Some(crowded) = self.fair.crowd_out_bytes(from, bytes) else { return false };
+            gone.push(crowded);
+        }
+        if self.fair.len() >= room.spec.capacity {
+            let Some(crowded) = self.fair.crowd_out(from) else { return false };
+            gone.push(crowded);
+        }
+        true
     }
 }
 
@@ -134,9 +160,12 @@ mod tests {
     #[test]
     fn a_peer_that_floods_leaves_room_and_turns_to_others() {
         let spec = INGRESS.with_capacity(Capacity::new("room", 8).unwrap());
-        let ingress = Ingress::new(spec, &Metrics::default());
-        let refused = |refused: Option<Incoming>| refused.unwrap().from.as_bytes()[0];
-        assert!((0..8).all(|number| ingress.push(word(1, number), 4096).is_none()));
+        let ingress = Ingress::new(spec, 1 << 20, 1 << 20, &Metrics::default());
+        let refused = |refused: Vec<Incoming>| {
+            let [refused] = &refused[..] else { panic!("{refused:?}") };
+            refused.from.as_bytes()[0]
+        };
+        assert!((0..8).all(|number| ingress.push(word(1, number), 4096).is_empty()));
         assert_eq!(refused(ingress.push(word(1, 8), 4096)), 1);
         assert_eq!(refused(ingress.push(word(2, 0), 4096)), 1, "the flood makes room");
         assert_eq!(refused(ingress.push(word(2, 1), 4096)), 1);
@@ -147,5 +176,23 @@ mod tests {
         assert_eq!(refused(ingress.push(word(3, 0), 10)), 3);
         assert_eq!(taken(&ingress, 99), [1, 1, 1], "what was taken in is not lost");
         assert_eq!(ingress.fullness(), 0.0);
+    }
+
+    /// Five hundred words may be five hundred messages of megabytes.
+    #[test]
+    fn what_waits_is_bounded_in_bytes_for_one_and_for_all() {
+        let ingress = Ingress::new(INGRESS, 1000, 600, &Metrics::default());
+        let push = |peer, bytes| -> Vec<u8> {
+            let refused = ingress.push(word(peer, 0), bytes);
+            refused.iter().map(|word| word.from.as_bytes()[0]).collect()
+        };
+        assert_eq!((push(1, 300), push(1, 300)), (vec![], vec![]));
+        assert_eq!(push(1, 1), [1], "one peer has its share");
+        assert!(push(2, 300).is_empty());
+        assert_eq!(push(3, 200), [1], "of whoever has most the newest goes");
+        assert_eq!(push(4, 400), [4], "nobody has more than that");
+        assert_eq!(taken(&ingress, 99), [1, 2, 3]);
+        assert!(push(1, 600).is_empty(), "and what was taken is room again");
+        assert_eq!(ingress.refused.get(), 3);
     }
 }

@@ -129,7 +129,9 @@
 //!
 //! It opens no socket (the host's [`Endpoint`](ron_core::net::Endpoint) does), finds no peers by itself (a host or a
 //! [`PeerSource`] names them), stores nothing on disk, and keeps no history beyond half a minute for those who missed
-//! something. There is no order between publishers.
+//! something. There is no order between publishers. A publisher is told from an earlier self by the time at which it began:
+//! one whose clock was set back before a restart is not heard by those who remember it until that time is over, and they
+//! count what it says as `stale`.
 //!
 //! `docs/architecture.md` has the map of its parts, `docs/formats.md` the words that nodes exchange.
 

@@ -43,6 +43,7 @@ pub(crate) const fn offence_name(offence: Offence) -> &'static str {
         Offence::Late => "late",
         Offence::Silent => "silent",
         Offence::Spam => "spam",
+        Offence::Greedy => "greedy",
     }
 }
 
@@ -61,6 +62,8 @@ pub(crate) struct Tallies {
     pub(crate) missed: Tally,
     pub(crate) opened: Tally,
     /// Sheds of more topics than a peer is told of one by one.
+    pub(crate) topicless: Tally,
+    /// Sheds that a peer was to be told of when it went.
     pub(crate) untold: Tally,
 }
 
@@ -78,7 +81,8 @@ impl Tallies {
             gaps: metrics.tally(GAPS, ""),
             missed: metrics.tally(SUBSCRIBER_MISSED, ""),
             opened: metrics.tally(SESSION_OPEN, ""),
-            untold: metrics.tally(LET_GO, "shed_topics"),
+            topicless: metrics.tally(LET_GO, "shed_topics"),
+            untold: metrics.tally(LET_GO, "untold"),
         }
     }
 }

@@ -112,10 +112,10 @@ impl EngineLanes {
         told
     }
 
-    /// Hands a word of so many bytes to the engine, if it has room for it. Hands back what has none, which may be a word of
-    /// a peer that has more waiting.
+    /// Hands a word of so many bytes to the engine, if it has room for it. Hands back what has none, which may be words of
+    /// peers that have more waiting.
     #[must_use]
-    pub(crate) fn hand(&self, incoming: Incoming, bytes: usize) -> Option<Incoming> {
+    pub(crate) fn hand(&self, incoming: Incoming, bytes: usize) -> Vec<Incoming> {
         let is_control = incoming.word.class() == Class::Control;
         let refused = if is_control { &self.control } else { &self.gossip }.push(incoming, bytes);
         self.bell.notify_one();
@@ -130,6 +130,8 @@ pub(crate) struct Node {
     /// This node as others know it.
     pub(crate) contact: Contact,
     pub(crate) settings: Snapshot<Settings>,
+    /// How often they were replaced: engines look here whether theirs are still those in force.
+    pub(crate) reloads: AtomicUsize,
     pub(crate) epoch: Instant,
     pub(crate) unix: UnixClock,
     pub(crate) metrics: Metrics,
@@ -187,6 +189,7 @@ impl Node {
             dials: AtomicUsize::new(0),
             peers: OnceLock::new(),
             settings: Snapshot::new(settings),
+            reloads: AtomicUsize::new(0),
             this: this.clone(),
         })
     }
@@ -213,10 +216,8 @@ impl Node {
         self.settings.replace(settings);
         let all: Vec<_> = self.directory.lock().values().cloned().collect();
         all.iter().for_each(|egress| egress.set_frames_max(frames));
-        for engine in &self.engines {
-            // An engine that has no room for it now looks at the settings with the next order.
-            drop(engine.tell(Command::Reload));
-        }
+        self.reloads.fetch_add(1, Ordering::Release);
+        self.engines.iter().for_each(|engine| engine.bell.notify_one());
         self.metrics.tally(CONFIG_UPDATE, "").add(1);
         Ok(())
     }
@@ -305,8 +306,7 @@ impl Node {
             match egress.push(class, topic, parcel, overflow, promised.map(|(_, promise)| promise)) {
                 Sent::Over => {}
                 Sent::Dial => {
-                    self.dial(&egress, to);
-                    return Sent::Queued;
+                    return if self.dial(&egress, to) { Sent::Queued } else { Sent::Shed };
                 }
                 sent => return sent,
             }
@@ -315,14 +315,14 @@ impl Node {
         Sent::Shed
     }
 
-    /// Looks for a session with a peer that something waits for.
-    fn dial(&self, egress: &Arc<Egress>, to: &Contact) {
+    /// Looks for a session with a peer that something waits for, unless too many are looked for.
+    fn dial(&self, egress: &Arc<Egress>, to: &Contact) -> bool {
         let is_many = self.dials.fetch_add(1, Ordering::Relaxed) >= DIALS_MAX;
         let place = DialPlace(self.this.clone());
         if is_many {
             self.metrics.tally(Counter::BusyRejections, "dials").add(1);
             self.lose(egress);
-            return;
+            return false;
         }
         let (this, egress, to) = (self.this.clone(), Arc::clone(egress), to.clone());
         let _ = self.spawner.spawn(DIALER, move |stop| async move {
@@ -351,6 +351,7 @@ impl Node {
                 }
             }
         });
+        true
     }
 
     /// A peer did what it should not.

@@ -35,6 +35,9 @@ use crate::{
 /// A message up to this size is copied out of what was read with it: kept, it would hold all of that in memory.
 const COPY_MAX: usize = 16 << 10;
 
+/// A second's worth of words beyond the rate counts as so many floods, twenty of which are too many.
+const FLOODS_PER_SECOND: u32 = 50;
+
 /// What answers requests of one number.
 pub(crate) type Handler = Arc<dyn Fn(Request) -> Handling + Send + Sync>;
 
@@ -145,10 +148,13 @@ impl Node {
         self.egress.tallies.received.add(1);
         let Some(egress) = self.egress_or_new(peer) else { return };
         let settings = self.settings();
-        if !egress.may_receive(settings.peer.max_rps, self.since()) {
+        if let Err(refused) = egress.may_receive(settings.peer.max_rps, self.since()) {
             self.reject("rate");
             egress.refused(topic_of(method, &body));
-            self.on_offence(peer, Offence::Spam);
+            // A peer that relays a little more than is taken here is told of it, and not banned.
+            if refused % (settings.peer.max_rps / FLOODS_PER_SECOND + 1) == 0 {
+                self.on_offence(peer, Offence::Spam);
+            }
             return;
         }
         let taken = match method {
@@ -171,14 +177,16 @@ impl Node {
     fn on_word(&self, egress: &Egress, method: u16, body: &Bytes) -> Result<(), WireError> {
         let (topic, word) = wire::decode(method, body)?;
         let incoming = Incoming { from: egress.peer, topic, word };
-        match self.engine_of(&topic).hand(incoming, body.len()) {
-            None => {}
-            Some(refused) if refused.from == egress.peer => egress.refused(refused.topic),
+        for refused in self.engine_of(&topic).hand(incoming, body.len()) {
+            if refused.from == egress.peer {
+                egress.refused(refused.topic);
+                continue;
+            }
             // It made room for a peer that has less waiting.
-            Some(refused) => match self.egress(&refused.from) {
+            match self.egress(&refused.from) {
                 Some(other) => other.refused(refused.topic),
                 None => self.egress.tallies.refused.add(1),
-            },
+            }
         }
         Ok(())
     }

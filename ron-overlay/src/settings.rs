@@ -10,7 +10,13 @@ use ron_core::{
     },
 };
 
-use crate::logic::{gossip::GossipSettings, parts::PartsSettings, score::ScoreSettings, wire::PAYLOAD_MAX};
+use crate::logic::{
+    gossip::GossipSettings,
+    parts::PartsSettings,
+    score::ScoreSettings,
+    view::WALK_MAX,
+    wire::{PAYLOAD_MAX, PUSH_OVERHEAD},
+};
 
 /// The least and the most that one frame may carry.
 const CHUNK_BYTES_MIN: usize = 1 << 10;
@@ -27,6 +33,8 @@ pub struct PeerSettings {
     pub inflight_frames: usize,
     /// Bytes that may wait for one peer. Default 32 MiB: the largest message must fit.
     pub egress_bytes: usize,
+    /// Bytes of one peer that may wait for an engine. Default 32 MiB: the largest message must fit.
+    pub ingress_bytes: usize,
     /// Topics on which one peer may be our neighbour. Default 64; more are refused, and count against it.
     pub topics_max: usize,
     /// Requests that one peer may have at work here. Default 128.
@@ -39,6 +47,7 @@ impl Default for PeerSettings {
             max_rps: 20_000,
             inflight_frames: 512,
             egress_bytes: 32 << 20,
+            ingress_bytes: 32 << 20,
             topics_max: 64,
             requests_max: 128,
         }
@@ -70,6 +79,8 @@ pub struct Settings {
     pub checkers: NonZeroUsize,
     /// Words that wait for an engine, control and gossip each. Default 512.
     pub ingress_lane: usize,
+    /// Bytes that wait for an engine, control and gossip each. Default 64 MiB.
+    pub ingress_bytes: usize,
     /// How soon after the last time an engine looks at its words again, if there are not many. Default 2 ms, which a
     /// message waits at most on each of its hops while the topic is busy: what comes together is worked on and sent
     /// together. Nothing waits after a quiet moment. Zero for the least latency. Can change while running.
@@ -116,6 +127,7 @@ impl Default for Settings {
             engines: two,
             checkers: two,
             ingress_lane: 512,
+            ingress_bytes: 64 << 20,
             gather: Duration::from_millis(2),
             checks_lane: 512,
             check_timeout: Duration::from_secs(1),
@@ -190,7 +202,18 @@ impl Settings {
         if self.egress_bytes_max < peer.egress_bytes {
             return Err(out_of_range("egress_bytes_max", self.egress_bytes_max, "peer.egress_bytes or more"));
         }
-        if self.parts.word_bytes_max < self.message_bytes_max + crate::logic::wire::PUSH_OVERHEAD {
+        if peer.ingress_bytes < self.message_bytes_max + PUSH_OVERHEAD {
+            let allowed = "512 more than message_bytes_max";
+            return Err(out_of_range("peer.ingress_bytes", peer.ingress_bytes, allowed));
+        }
+        if self.ingress_bytes < peer.ingress_bytes {
+            return Err(out_of_range("ingress_bytes", self.ingress_bytes, "peer.ingress_bytes or more"));
+        }
+        if gossip.view.walk > WALK_MAX {
+            // What walks farther is no word to others.
+            return Err(out_of_range("gossip.view.walk", gossip.view.walk, "0..=8"));
+        }
+        if self.parts.word_bytes_max < self.message_bytes_max + PUSH_OVERHEAD {
             let allowed = "512 more than message_bytes_max";
             return Err(out_of_range("parts.word_bytes_max", self.parts.word_bytes_max, allowed));
         }
@@ -220,12 +243,14 @@ impl Settings {
             ("score", self.score == new.score),
             ("parts", self.parts == new.parts),
             ("peer.egress_bytes", self.peer.egress_bytes == new.peer.egress_bytes),
+            ("peer.ingress_bytes", self.peer.ingress_bytes == new.peer.ingress_bytes),
             ("peer.requests_max", self.peer.requests_max == new.peer.requests_max),
             ("message_bytes_max", self.message_bytes_max == new.message_bytes_max),
             ("max_frame_bytes", self.max_frame_bytes == new.max_frame_bytes),
             ("engines", self.engines == new.engines),
             ("checkers", self.checkers == new.checkers),
             ("ingress_lane", self.ingress_lane == new.ingress_lane),
+            ("ingress_bytes", self.ingress_bytes == new.ingress_bytes),
             ("checks_lane", self.checks_lane == new.checks_lane),
             ("events_lane", self.events_lane == new.events_lane),
             ("subscription_lane", self.subscription_lane == new.subscription_lane),

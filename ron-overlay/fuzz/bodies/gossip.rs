@@ -37,8 +37,13 @@ pub(crate) fn gossip(mut data: &[u8]) {
         while let Some(output) = node.poll() {
             match output {
                 Output::Check { message, .. } => {
-                    let verdict =
-                        [Verdict::Accept, Verdict::Reject, Verdict::Ignore, Verdict::Forged, Verdict::Shed];
+                    let verdict = [
+                        Verdict::Accept,
+                        Verdict::Reject { is_proven: true },
+                        Verdict::Ignore,
+                        Verdict::Forged,
+                        Verdict::Shed,
+                    ];
                     let verdict = verdict[usize::from(message.payload().first().copied().unwrap_or(0)) % 5];
                     node.on_verdict(&message.id(), verdict, now);
                 }

@@ -12,6 +12,7 @@ pub struct Fair<K, T> {
     /// Those that have something, in the order of their turns.
     turns: VecDeque<K>,
     items: usize,
+    bytes: usize,
     /// Bytes that each may take before the next has its turn.
     quantum: usize,
 }
@@ -19,6 +20,7 @@ pub struct Fair<K, T> {
 #[derive(Debug)]
 struct Queue<T> {
     items: VecDeque<(usize, T)>,
+    bytes: usize,
     deficit: usize,
 }
 
@@ -26,17 +28,19 @@ impl<K: Ord + Copy, T> Fair<K, T> {
     /// Nothing waits. A turn is worth so many bytes.
     #[must_use]
     pub fn new(quantum: usize) -> Self {
-        Fair { queues: BTreeMap::new(), turns: VecDeque::new(), items: 0, quantum: quantum.max(1) }
+        Fair { queues: BTreeMap::new(), turns: VecDeque::new(), items: 0, bytes: 0, quantum: quantum.max(1) }
     }
 
     /// Queues something of so many bytes.
     pub fn push(&mut self, whose: K, bytes: usize, item: T) {
         let queue = self.queues.entry(whose).or_insert_with(|| {
             self.turns.push_back(whose);
-            Queue { items: VecDeque::new(), deficit: 0 }
+            Queue { items: VecDeque::new(), bytes: 0, deficit: 0 }
         });
         queue.items.push_back((bytes, item));
+        queue.bytes += bytes;
         self.items += 1;
+        self.bytes += bytes;
     }
 
     /// What is next, and its bytes.
@@ -52,8 +56,10 @@ impl<K: Ord + Copy, T> Fair<K, T> {
                 continue;
             }
             queue.deficit -= bytes;
+            queue.bytes -= bytes;
             let item = queue.items.pop_front();
             self.items -= 1;
+            self.bytes -= bytes;
             if queue.items.is_empty() {
                 self.queues.remove(&whose);
                 self.turns.pop_front();
@@ -64,10 +70,9 @@ impl<K: Ord + Copy, T> Fair<K, T> {
 
     /// Takes out the oldest of one.
     pub fn drop_oldest(&mut self, whose: &K) -> Option<(usize, T)> {
-        let queue = self.queues.get_mut(whose)?;
-        let oldest = queue.items.pop_front();
-        self.forget_empty(whose, oldest.is_some());
-        oldest
+        let oldest = self.queues.get_mut(whose)?.items.pop_front()?;
+        self.note_gone(whose, oldest.0);
+        Some(oldest)
     }
 
     /// Makes room for one more of `whose`: the newest of whoever has most goes, if that is more than `whose` would have.
@@ -79,9 +84,16 @@ impl<K: Ord + Copy, T> Fair<K, T> {
         }
         let longest = self.queues.iter().max_by_key(|(_, queue)| queue.items.len());
         let longest = longest.filter(|(_, queue)| queue.items.len() > own + 1).map(|(key, _)| *key)?;
-        let newest = self.queues.get_mut(&longest)?.items.pop_back();
-        self.forget_empty(&longest, newest.is_some());
-        newest.map(|(_, item)| item)
+        self.drop_newest(&longest)
+    }
+
+    /// As [`crowd_out`](Self::crowd_out), by bytes: the newest of whoever has most of them goes, if that is more than
+    /// `whose` would have with so many more.
+    pub fn crowd_out_bytes(&mut self, whose: &K, bytes: usize) -> Option<T> {
+        let own = self.bytes_of(whose) + bytes;
+        let heaviest = self.queues.iter().max_by_key(|(_, queue)| queue.bytes);
+        let heaviest = heaviest.filter(|(_, queue)| queue.bytes > own).map(|(key, _)| *key)?;
+        self.drop_newest(&heaviest)
     }
 
     /// How much waits.
@@ -96,8 +108,31 @@ impl<K: Ord + Copy, T> Fair<K, T> {
         self.items == 0
     }
 
-    fn forget_empty(&mut self, whose: &K, is_one_less: bool) {
-        self.items -= usize::from(is_one_less);
+    /// Bytes that wait.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes of one that wait.
+    #[must_use]
+    pub fn bytes_of(&self, whose: &K) -> usize {
+        self.queues.get(whose).map_or(0, |queue| queue.bytes)
+    }
+
+    fn drop_newest(&mut self, whose: &K) -> Option<T> {
+        let (bytes, newest) = self.queues.get_mut(whose)?.items.pop_back()?;
+        self.note_gone(whose, bytes);
+        Some(newest)
+    }
+
+    /// One of so many bytes was taken out of the queue of `whose`.
+    fn note_gone(&mut self, whose: &K, bytes: usize) {
+        self.items -= 1;
+        self.bytes -= bytes;
+        if let Some(queue) = self.queues.get_mut(whose) {
+            queue.bytes -= bytes;
+        }
         if self.queues.get(whose).is_some_and(|queue| queue.items.is_empty()) {
             self.queues.remove(whose);
             self.turns.retain(|other| other != whose);

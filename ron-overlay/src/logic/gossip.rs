@@ -14,7 +14,7 @@ mod spread;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -29,9 +29,13 @@ use super::{
     view::{Contact, View, ViewMessage, ViewOutput, ViewSettings},
 };
 use repair::{Lag, Missing};
+use spread::Pace;
 
 /// Names in one announcement or wish.
 pub const IDS_MAX: usize = 256;
+
+/// Trees in one announcement. Whoever publishes says which tree a message is on, so there may be any number of them.
+pub const HAVE_TREES_MAX: usize = 32;
 
 /// Publishers in one digest, and numbers in one fetch.
 pub const SUMMARIES_MAX: usize = 64;
@@ -56,7 +60,8 @@ pub struct GossipSettings {
     pub burst_budget_frames: u32,
     /// Links that a message may cross. Default 32.
     pub hops_max: u8,
-    /// How long announcements wait for others to travel with. Default 20 ms.
+    /// How long announcements wait for others to travel with. Default 20 ms, and up to five times that on a busy topic: they
+    /// cost as much as messages do, and with a hundred messages a second and more there are always others to travel with.
     pub announce_after: Duration,
     /// The shortest and the longest wait for a message that was announced, before it is asked for. Between them the
     /// wait follows what was seen. Default 60 ms and 500 ms.
@@ -65,6 +70,8 @@ pub struct GossipSettings {
     pub missing_max: usize,
     /// Messages at most that wait for a verdict. Default 512.
     pub unchecked_max: usize,
+    /// Bytes of them at most; one is taken however large. Default 32 MiB.
+    pub unchecked_bytes: usize,
     /// How often a digest goes to a random peer, while there was a message in the last minute. Default 2 s.
     pub digest_every: Duration,
     /// How often neighbours are pinged. Default 2 s.
@@ -90,6 +97,7 @@ impl Default for GossipSettings {
             want_after: (Duration::from_millis(60), Duration::from_millis(500)),
             missing_max: 4096,
             unchecked_max: 512,
+            unchecked_bytes: 32 << 20,
             digest_every: Duration::from_secs(2),
             ping_every: Duration::from_secs(2),
             silent_after: Duration::from_secs(7),
@@ -176,6 +184,8 @@ pub enum Offence {
     Silent,
     /// Sent or asked for more than anybody needs.
     Spam,
+    /// Wanted to be our neighbour on more topics than one peer may be.
+    Greedy,
 }
 
 /// What the host thinks of a message.
@@ -184,7 +194,10 @@ pub enum Verdict {
     /// Good: it is delivered and relayed.
     Accept,
     /// Bad, and whoever relayed it should have known.
-    Reject,
+    Reject {
+        /// Whether its publisher is known to have said it: then its number is used up, and no hole.
+        is_proven: bool,
+    },
     /// Not for us: neither delivered nor relayed, and nobody's fault.
     Ignore,
     /// Its signature is wrong. Another copy of the same name may be right.
@@ -269,13 +282,16 @@ pub struct Gossip {
     store: Store,
     links: BTreeMap<NodeId, Link>,
     unchecked: HashMap<MessageId, Unchecked>,
+    unchecked_bytes: usize,
     missing: HashMap<MessageId, Missing>,
-    /// When each of them is asked for.
-    due: std::collections::BTreeSet<(Duration, MessageId)>,
+    /// When each of them is asked for, in the order in which they were announced: what comes in order leaves no holes.
+    due: BTreeSet<(Duration, u64, MessageId)>,
+    announced: u64,
     /// Those that were asked for and came, to learn whether we should have waited.
     recovered: VecDeque<(MessageId, Duration, NodeId)>,
     lag: Lag,
     announce_at: Option<Duration>,
+    pace: Pace,
     ping_at: Duration,
     digest_at: Duration,
     last_message: Option<Duration>,
@@ -358,11 +374,14 @@ impl Gossip {
             rng,
             links: BTreeMap::new(),
             unchecked: HashMap::new(),
+            unchecked_bytes: 0,
             missing: HashMap::new(),
-            due: std::collections::BTreeSet::new(),
+            due: BTreeSet::new(),
+            announced: 0,
             recovered: VecDeque::new(),
             lag: Lag::default(),
             announce_at: None,
+            pace: Pace::default(),
             ping_at,
             digest_at,
             last_message: None,
@@ -392,9 +411,7 @@ impl Gossip {
     pub fn leave(&mut self, now: Duration) {
         self.announce();
         self.trees.resign(now);
-        for (to, beacons) in self.trees.on_tick(now + self.settings.trees.gather) {
-            self.send(to, Word::Beacons(beacons));
-        }
+        self.tell_trees(now + self.settings.trees.gather);
         self.view.leave();
         self.drain_view(now);
     }
@@ -483,11 +500,7 @@ impl Gossip {
     pub fn on_tick(&mut self, now: Duration) {
         self.view.on_tick(now);
         self.drain_view(now);
-        for (to, beacons) in self.trees.on_tick(now) {
-            for part in beacons.chunks(BEACONS_MAX) {
-                self.send(to, Word::Beacons(part.to_vec()));
-            }
-        }
+        self.tell_trees(now);
         if self.announce_at.is_some_and(|at| at <= now) {
             self.announce();
         }
@@ -505,7 +518,7 @@ impl Gossip {
     /// When the machine next cares about the time.
     #[must_use]
     pub fn wake_at(&self) -> Duration {
-        let due = self.due.first().map(|(at, _)| *at);
+        let due = self.due.first().map(|(at, ..)| *at);
         let sooner = [self.trees.wake_at(), self.announce_at, due, self.publishers.wake_at()];
         let always = self.view.wake_at().min(self.ping_at).min(self.digest_at);
         sooner.into_iter().flatten().fold(always, Duration::min)
@@ -575,6 +588,14 @@ impl Gossip {
                     self.trees.on_link_down(peer, now);
                     self.outputs.push_back(Output::Down(peer));
                 }
+            }
+        }
+    }
+
+    fn tell_trees(&mut self, now: Duration) {
+        for (to, beacons) in self.trees.on_tick(now) {
+            for part in beacons.chunks(BEACONS_MAX) {
+                self.send(to, Word::Beacons(part.to_vec()));
             }
         }
     }

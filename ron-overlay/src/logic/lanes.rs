@@ -41,6 +41,8 @@ pub struct Lanes<T> {
     frames_max: usize,
     bytes_max: usize,
     bytes: usize,
+    /// Frames of gossip and bytes that room is kept for.
+    reserved: (usize, usize),
     classes: [Fair<TopicId, T>; 3],
     since_bulk: u32,
 }
@@ -53,6 +55,7 @@ impl<T> Lanes<T> {
             frames_max,
             bytes_max,
             bytes: 0,
+            reserved: (0, 0),
             classes: [(); 3].map(|()| Fair::new(QUANTUM)),
             since_bulk: 0,
         }
@@ -130,10 +133,23 @@ impl<T> Lanes<T> {
         self.has_room_for(class, 1, bytes)
     }
 
-    /// Whether so many frames of so many bytes in all fit.
+    /// Whether so many frames of so many bytes in all fit beside what room is kept for.
     #[must_use]
     pub fn has_room_for(&self, class: Class, frames: usize, bytes: usize) -> bool {
-        self.classes[class as usize].len() + frames <= self.frames_max && self.bytes + bytes <= self.bytes_max
+        let (reserved, reserved_bytes) = self.reserved;
+        let frames = frames + if class == Class::Gossip { reserved } else { 0 };
+        let has_frames = self.classes[class as usize].len() + frames <= self.frames_max;
+        has_frames && self.bytes + reserved_bytes + bytes <= self.bytes_max
+    }
+
+    /// Keeps room for so many frames of gossip and so many bytes, which must be there.
+    pub fn reserve(&mut self, frames: usize, bytes: usize) {
+        self.reserved = (self.reserved.0 + frames, self.reserved.1 + bytes);
+    }
+
+    /// Room that was kept is free again.
+    pub fn release(&mut self, frames: usize, bytes: usize) {
+        self.reserved = (self.reserved.0 - frames, self.reserved.1 - bytes);
     }
 
     /// Room for so many frames in each class from now on. What waits beyond that still goes.
@@ -210,6 +226,19 @@ mod tests {
         assert_eq!(stranger, Pushed::Full(9), "others' frames are not its to shed");
         assert_eq!(lanes.push(Class::Control, topic(1), 2000, 7, Overflow::RejectNewest), Pushed::Full(7));
         fill(&mut lanes, Class::Control, 1, 10, 7..8);
+    }
+
+    /// What somebody was promised is not taken by a topic that sheds: its own oldest make room, and nobody else's place.
+    #[test]
+    fn room_that_is_kept_is_nobody_elses() {
+        let mut lanes = Lanes::new(3, 1000);
+        fill(&mut lanes, Class::Gossip, 1, 10, 0..1);
+        lanes.reserve(1, 500);
+        assert_eq!(lanes.push(Class::Gossip, topic(1), 10, 1, Overflow::ShedOldest), Pushed::Queued);
+        assert_eq!(lanes.push(Class::Gossip, topic(1), 10, 2, Overflow::ShedOldest), Pushed::Shed(vec![0]));
+        assert_eq!(lanes.push(Class::Control, topic(1), 490, 3, Overflow::RejectNewest), Pushed::Full(3));
+        lanes.release(1, 500);
+        assert_eq!(lanes.push(Class::Gossip, topic(2), 500, 4, Overflow::RejectNewest), Pushed::Queued);
     }
 
     proptest! {

@@ -17,8 +17,11 @@ pub const WINDOW: u64 = 1024;
 
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// Holes of one publisher that are held open. More at once, and the oldest is told at once.
-const HOLES_MAX: usize = 32;
+/// Holes of one publisher that are held open: 4 KiB of them. More at once, and the oldest is told at once.
+const HOLES_MAX: usize = 128;
+
+/// For each publisher that is followed, so many that were are remembered by a number: a quarter of the memory.
+const FORGOTTEN_PER_PUBLISHER: usize = 4;
 
 /// Whose message it is, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,7 +63,10 @@ pub struct Publishers {
     /// Of publishers that began before we came and were not heard yet: when they began and the first number that we are
     /// owed, as a digest says. Hearsay: it decides what is asked for and told as missing, never what is taken.
     hearsay: BTreeMap<NodeId, (u64, u64)>,
-    /// By when they were last heard, to know whom to forget.
+    /// Publishers that were forgotten. Without it, all that they ever said would look like a hole when they are heard again.
+    forgotten: BTreeMap<NodeId, Forgotten>,
+    /// Those in the order in which they went, with some that were heard again.
+    forgotten_order: VecDeque<(NodeId, u64)>,
     publishers_max: usize,
     gap_after: Duration,
     /// When we joined, in milliseconds since 1970: whoever began after that has nothing that we are not owed.
@@ -82,6 +88,15 @@ struct Track {
     /// What was the highest a while ago: no longer on its way to anybody.
     ripe: u64,
     ripening: u64,
+}
+
+/// What is remembered of a publisher that is not followed any more.
+#[derive(Debug, Clone, Copy)]
+struct Forgotten {
+    since: u64,
+    high: u64,
+    /// The how-manieth that was forgotten.
+    place: u64,
 }
 
 #[derive(Debug)]
@@ -109,6 +124,8 @@ impl Publishers {
         Publishers {
             tracks: BTreeMap::new(),
             hearsay: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            forgotten_order: VecDeque::new(),
             publishers_max,
             gap_after,
             joined_ms,
@@ -120,7 +137,11 @@ impl Publishers {
     /// What this number would be.
     #[must_use]
     pub fn freshness(&self, serial: &Serial) -> Freshness {
-        let Some(track) = self.tracks.get(&serial.publisher) else { return Freshness::New };
+        let Some(track) = self.tracks.get(&serial.publisher) else {
+            let forgotten = self.forgotten.get(&serial.publisher);
+            let is_old = forgotten.is_some_and(|last| (serial.since, serial.seq) <= (last.since, last.high));
+            return if is_old { Freshness::Old } else { Freshness::New };
+        };
         if serial.since != track.since {
             return if serial.since > track.since { Freshness::New } else { Freshness::Old };
         }
@@ -145,8 +166,13 @@ impl Publishers {
             }
         }
         if !self.tracks.contains_key(&publisher) {
-            let first = if since > self.joined_ms { 1 } else { self.owed_from(serial) };
-            self.begin(publisher, since, first, now);
+            let known = self.forgotten.remove(&publisher).filter(|last| last.since == since);
+            let first = match known {
+                Some(last) => last.high + 1,
+                None if since > self.joined_ms => 1,
+                None => self.owed_from(serial),
+            };
+            self.begin(publisher, since, first, known.is_some(), now);
         }
         let Some(track) = self.tracks.get_mut(&publisher) else { return };
         track.heard_at = now;
@@ -226,6 +252,10 @@ impl Publishers {
     pub fn missing(&mut self, theirs: &Summary, most: usize) -> Vec<u64> {
         let Summary { publisher, since, high } = *theirs;
         let floor = (high + 1).saturating_sub(WINDOW).max(1);
+        if let Some(last) = self.forgotten.get(&publisher).filter(|last| last.since >= since) {
+            let floor = if last.since == since { floor.max(last.high + 1) } else { high + 1 };
+            return (floor..=high).rev().take(most).collect();
+        }
         match self.tracks.get(&publisher) {
             Some(track) if track.since == since => {
                 let floor = floor.max(track.first).max((track.high + 1).saturating_sub(WINDOW));
@@ -271,14 +301,14 @@ impl Publishers {
         }
     }
 
-    /// Follows a publisher from the number `first` on.
-    fn begin(&mut self, publisher: NodeId, since: u64, first: u64, now: Duration) {
+    /// Follows a publisher from the number `first` on. What is below it may have been here, or not.
+    fn begin(&mut self, publisher: NodeId, since: u64, first: u64, was_here: bool, now: Duration) {
         self.forget_one();
         let track = Track {
             since,
             first,
             high: first - 1,
-            bits: [0; WORDS],
+            bits: [if was_here { u64::MAX } else { 0 }; WORDS],
             holes: VecDeque::new(),
             heard_at: now,
             ripe: 0,
@@ -294,8 +324,18 @@ impl Publishers {
         }
         let quietest = self.tracks.iter().min_by_key(|(_, track)| track.heard_at).map(|(id, _)| *id);
         let Some(id) = quietest else { return };
-        if let Some(track) = self.tracks.remove(&id) {
-            track.holes.into_iter().for_each(|hole| tell(&mut self.told, id, track.since, hole));
+        let Some(track) = self.tracks.remove(&id) else { return };
+        track.holes.into_iter().for_each(|hole| tell(&mut self.told, id, track.since, hole));
+        let place = self.forgotten_order.back().map_or(0, |(_, place)| place + 1);
+        self.forgotten.insert(id, Forgotten { since: track.since, high: track.high, place });
+        self.forgotten_order.push_back((id, place));
+        let most = self.publishers_max * FORGOTTEN_PER_PUBLISHER;
+        while self.forgotten.len() > most || self.forgotten_order.len() > most * 2 {
+            let Some((first, place)) = self.forgotten_order.pop_front() else { break };
+            // It may have been heard again, and forgotten again later.
+            if self.forgotten.get(&first).is_some_and(|last| last.place == place) {
+                self.forgotten.remove(&first);
+            }
         }
     }
 }
@@ -430,6 +470,33 @@ mod tests {
             publishers.on_message(&serial, ms(number));
         }
         assert_eq!(publishers.len(), 16);
+    }
+
+    /// More publishers than are followed, in turns: what they said before they were forgotten is neither missing nor new.
+    #[test]
+    fn who_was_forgotten_goes_on_where_it_was() {
+        let mut publishers = Publishers::new(2, ms(100), 0);
+        let of = |who: u8, seq| Serial { publisher: NodeId::from_bytes([who; 32]), since: 5, seq };
+        for seq in 1..=3 {
+            for who in 1..=8 {
+                assert_eq!(publishers.freshness(&of(who, seq)), Freshness::New);
+                publishers.on_message(&of(who, seq), ms(seq * 10 + u64::from(who)));
+            }
+        }
+        publishers.on_tick(ms(1000));
+        assert_eq!(gaps(&mut publishers), [], "nobody missed anything");
+        assert_eq!(publishers.freshness(&of(1, 2)), Freshness::Old, "it is not delivered twice");
+        let theirs = Summary { publisher: of(1, 1).publisher, since: 5, high: 4 };
+        assert_eq!(publishers.missing(&theirs, 10), [4]);
+        assert!(publishers.missing(&Summary { since: 4, ..theirs }, 10).is_empty());
+        publishers.on_message(&of(1, 6), ms(1001));
+        assert_eq!(publishers.freshness(&of(1, 3)), Freshness::Known);
+        publishers.on_tick(ms(1101));
+        assert_eq!(gaps(&mut publishers), [4..=5], "what it missed it is told");
+        for who in 0..200 {
+            publishers.on_message(&of(who, 9), ms(2000));
+        }
+        assert!(publishers.forgotten.len() <= 8 && publishers.forgotten_order.len() <= 16);
     }
 
     proptest! {

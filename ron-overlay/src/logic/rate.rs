@@ -10,13 +10,15 @@ use std::time::Duration;
 pub struct Meter {
     /// When the bucket would be full if nobody took anything.
     full_at: Duration,
+    /// Words that were too many since it was last full.
+    refused: u32,
 }
 
 impl Meter {
     /// A bucket that is full.
     #[must_use]
     pub const fn new() -> Self {
-        Meter { full_at: Duration::ZERO }
+        Meter { full_at: Duration::ZERO, refused: 0 }
     }
 
     /// Whether nothing is missing from it any more.
@@ -30,10 +32,21 @@ impl Meter {
         let one = Duration::from_secs(1) / per_second.max(1);
         let full_at = self.full_at.max(now) + one;
         let is_allowed = full_at <= now + Duration::from_secs(1);
+        if self.is_full(now) {
+            self.refused = 0;
+        }
         if is_allowed {
             self.full_at = full_at;
+        } else {
+            self.refused = self.refused.saturating_add(1);
         }
         is_allowed
+    }
+
+    /// Words that were too many since it was last full.
+    #[must_use]
+    pub fn refused(&self) -> u32 {
+        self.refused
     }
 }
 
@@ -54,7 +67,9 @@ mod tests {
             |meter: &mut Meter, at| (0..1000).filter(|_| meter.take(100, Duration::from_millis(at))).count();
         assert_eq!(take(&mut meter, 0), 100);
         assert_eq!(take(&mut meter, 0), 0, "what is refused costs nothing");
+        assert_eq!(meter.refused(), 1900);
         assert_eq!(take(&mut meter, 100), 10);
         assert_eq!(take(&mut meter, 5000), 100, "no more than a second's worth is saved up");
+        assert_eq!(meter.refused(), 900, "a quiet second and all is well");
     }
 }

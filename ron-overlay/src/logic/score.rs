@@ -44,14 +44,15 @@ pub struct Scores {
 #[derive(Debug, Clone, Copy)]
 struct Score {
     points: f64,
-    /// When being late last counted.
+    /// When being late or greedy last counted.
     late_at: Option<Duration>,
     at: Duration,
     banned_until: Option<Duration>,
 }
 
 /// Being late counts at most this often: when everybody is overloaded, everybody is late a thousand times, and to ban
-/// everybody would be the end of the topic.
+/// everybody would be the end of the topic. So does being greedy: a peer with many topics does not know how many it may
+/// have here.
 const LATE_EVERY: Duration = Duration::from_secs(1);
 
 /// What an offence weighs: checks of signatures that came to nothing cost most.
@@ -60,7 +61,7 @@ const fn weight(offence: Offence) -> f64 {
         Offence::Invalid => 26.0,
         Offence::Spam => 5.0,
         Offence::Silent => 2.0,
-        Offence::Late => 1.0,
+        Offence::Late | Offence::Greedy => 1.0,
     }
 }
 
@@ -74,7 +75,7 @@ impl Scores {
     /// A peer did what it should not. Returns until when it is banned, if this was too much.
     pub fn on_offence(&mut self, peer: NodeId, offence: Offence, now: Duration) -> Option<Duration> {
         let mut late_at = self.peers.get(&peer).and_then(|score| score.late_at);
-        if offence == Offence::Late {
+        if matches!(offence, Offence::Late | Offence::Greedy) {
             if late_at.is_some_and(|at| now < at + LATE_EVERY) {
                 return None;
             }

@@ -24,7 +24,7 @@ pub(in crate::logic) const OVERHEAD: usize = 600;
 /// How much is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// Names, of which the newer half at least is always there. Default 14 336, which fill two tables of 139 KiB: four
+    /// Names, of which the newer half at least is always there. Default 7168, which fill two tables of 70 KiB: two
     /// seconds of 1600 messages each, and more of fewer.
     pub names: usize,
     /// For how long, and half of it at least. Default 2 min.
@@ -43,7 +43,7 @@ pub struct StoreSettings {
 impl Default for StoreSettings {
     fn default() -> Self {
         StoreSettings {
-            names: 14_336,
+            names: 7_168,
             names_for: Duration::from_secs(120),
             bytes: 1 << 20,
             new_for: Duration::from_millis(500),

@@ -54,6 +54,11 @@ const ROUNDS_DISPLACED: u32 = 10;
 /// this, and are never further away from being forgiven than that.
 const FAILING_AT: u32 = 16;
 
+/// Roots keep step: each begins its round when it hears of the next round of the root with the smallest name, unless it has
+/// just had one, so that beacons of all trees travel in one word. By itself it waits for a round and one in so many parts of
+/// it, or it would be first every other time.
+const ROUND_SLACK: u32 = 8;
+
 /// Rounds of one root that are proven and not yet ours, because the parent is behind. More are not looked at.
 const PROOFS_MAX: usize = 4;
 
@@ -83,7 +88,7 @@ pub struct TreeSettings {
     pub settle: Duration,
     /// How long a parent may be behind others with the beacon of a round. Default 100 ms.
     pub hold: Duration,
-    /// How long beacons wait for others to travel with. Default 2 ms.
+    /// How long beacons wait for others to travel with. Default 10 ms.
     pub gather: Duration,
     /// A root whose tree was not used for this long resigns. Default 60 s.
     pub idle: Duration,
@@ -96,7 +101,7 @@ impl Default for TreeSettings {
             round: Duration::from_secs(3),
             settle: Duration::from_secs(1),
             hold: Duration::from_millis(100),
-            gather: Duration::from_millis(2),
+            gather: Duration::from_millis(10),
             idle: Duration::from_secs(60),
         }
     }
@@ -395,6 +400,7 @@ impl Trees {
     pub fn on_tick(&mut self, now: Duration) -> Vec<(NodeId, Vec<Beacon>)> {
         let roots: Vec<NodeId> = self.trees.keys().copied().collect();
         let is_surplus = self.is_surplus(now);
+        let is_first = self.trees.first_key_value().is_some_and(|(root, _)| *root == self.me);
         for root in roots {
             let Some(tree) = self.trees.get_mut(&root) else { continue };
             if let Some(at) = tree.own_round_at.filter(|at| *at <= now) {
@@ -402,7 +408,9 @@ impl Trees {
                     self.resign(now);
                     continue;
                 }
-                tree.own_round_at = Some(at.max(now) + self.settings.round);
+                let round = self.settings.round;
+                tree.own_round_at =
+                    Some(at.max(now) + round + if is_first { Duration::ZERO } else { round / ROUND_SLACK });
                 tree.round = tree.round.wrapping_add(1);
                 tree.proofs = vec![(tree.round, self.seal.sign(tree.round, false))];
                 tree.fresh_at = now;
@@ -608,6 +616,11 @@ impl Trees {
         if is_next {
             tree.fresh_at = now;
         }
+        let is_first = self.trees.first_key_value().is_some_and(|(first, _)| *first == root);
+        if is_next && is_first {
+            self.keep_step(now);
+        }
+        let Some(tree) = self.trees.get_mut(&root) else { return };
         tree.round = round;
         tree.proofs.retain(|(of, _)| *of >= round);
         tree.held_until = None;
@@ -615,6 +628,15 @@ impl Trees {
         if !is_told {
             tree.distance = distance;
             self.mark(root, now);
+        }
+    }
+
+    /// The root with the smallest name has begun a round: ours begins with it, if it would soon.
+    fn keep_step(&mut self, now: Duration) {
+        let soon = now + self.settings.round / 2;
+        let own = self.trees.get_mut(&self.me).and_then(|own| own.own_round_at.as_mut());
+        if let Some(at) = own.filter(|at| **at <= soon) {
+            *at = now;
         }
     }
 
@@ -669,8 +691,12 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    fn settings() -> TreeSettings {
+        TreeSettings { gather: ms(2), ..TreeSettings::default() }
+    }
+
     fn trees(neighbours: &[(u8, u64)]) -> Trees {
-        let mut trees = Trees::new(node(0), TreeSettings::default(), 100);
+        let mut trees = Trees::new(node(0), settings(), 100);
         for (peer, cost) in neighbours {
             trees.on_link_up(node(*peer), ms(0));
             trees.on_link_cost(node(*peer), ms(*cost));
@@ -764,7 +790,7 @@ mod tests {
         let retracted = last.last().expect("rounds were told").1[0];
         assert_eq!((retracted.root, retracted.distance), (node(0), RETRACTED));
 
-        let mut other = Trees::new(node(5), TreeSettings::default(), 0);
+        let mut other = Trees::new(node(5), settings(), 0);
         other.on_link_up(node(0), ms(0));
         other.on_beacon(node(0), Beacon { distance: 0, round: retracted.round - 1, ..retracted }, ms(0));
         assert_eq!(other.iter().count(), 1);
@@ -892,5 +918,27 @@ mod tests {
         assert_eq!(trees.choose(ms(6000)), None);
         trees.on_tick(ms(12_000));
         assert_eq!(trees.iter().count(), 0);
+    }
+
+    /// Two roots that began at different times: from the first round on that the one hears of the other, beacons of both
+    /// travel together, and neither has more rounds than it should.
+    #[test]
+    fn roots_keep_step() {
+        let mut trees = trees(&[(9, 10)]);
+        trees.me = node(200);
+        trees.on_publish(ms(1500));
+        let (mut apart, mut together, mut own) = (0, 0, 0);
+        for now in (1500..31_500).step_by(2) {
+            if now % 3000 == 0 {
+                trees.on_beacon(ROOT, beacon((now / 3000) as u32, 0), ms(now));
+            }
+            for (_, beacons) in trees.on_tick(ms(now)) {
+                let is_own = beacons.iter().any(|beacon| beacon.root == node(200));
+                own += usize::from(is_own);
+                *if beacons.len() == 2 { &mut together } else { &mut apart } += 1;
+            }
+        }
+        assert!(together >= 9 && apart <= 3, "{together} together, {apart} apart");
+        assert!((10..=12).contains(&own), "{own} rounds in 30 s");
     }
 }

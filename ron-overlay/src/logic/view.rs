@@ -137,6 +137,8 @@ pub struct View {
     neighbours: BTreeMap<NodeId, Contact>,
     spares: BTreeMap<NodeId, Contact>,
     asking: BTreeMap<NodeId, Asking>,
+    /// Spares that have said no, and when they may be asked again.
+    refused: BTreeMap<NodeId, Refused>,
     /// Those the host named. They are asked again when there is nobody else.
     named: Vec<Contact>,
     /// Peers that behaved badly. They are no neighbours until then.
@@ -153,6 +155,19 @@ struct Asking {
     contact: Contact,
     until: Duration,
 }
+
+/// A spare that has said no.
+#[derive(Debug, Default)]
+struct Refused {
+    times: u32,
+    /// It is not asked before this; it may be now if there is none.
+    until: Option<Duration>,
+}
+
+/// Who said no is asked again after the first of these, and each time after twice as long up to the second: who has no
+/// room has none a round trip later either.
+const REFUSED_FIRST: Duration = Duration::from_millis(250);
+const REFUSED_LAST: Duration = Duration::from_secs(16);
 
 /// Peers that are remembered as banned. More than that many at once, and the one whose ban ends first is free again.
 const BANNED_MAX: usize = 256;
@@ -172,6 +187,7 @@ impl View {
             neighbours: BTreeMap::new(),
             spares: BTreeMap::new(),
             asking: BTreeMap::new(),
+            refused: BTreeMap::new(),
             named: Vec::new(),
             banned: BTreeMap::new(),
             displaced_at: None,
@@ -212,6 +228,7 @@ impl View {
         }
         self.neighbours.clear();
         self.asking.clear();
+        self.refused.clear();
         self.spares.clear();
     }
 
@@ -245,6 +262,7 @@ impl View {
                     self.send(contact.clone(), ViewMessage::Part { is_leaving: false, instead: Vec::new() });
                     self.remember(contact, now);
                 } else {
+                    self.note_refused(from, now);
                     self.remember(contact, now);
                     self.fill(now);
                 }
@@ -315,6 +333,8 @@ impl View {
             self.spares.remove(id);
         }
         self.banned.retain(|_, until| *until > now);
+        let due = self.refused.values_mut().filter(|refused| refused.until.is_some_and(|until| until <= now));
+        let is_due = due.map(|refused| refused.until = None).count() > 0;
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             // Alone: the named ones may be back.
@@ -323,7 +343,7 @@ impl View {
                 named.into_iter().take(ASKING_MAX).for_each(|contact| self.ask(contact, true, now));
             }
         }
-        if !late.is_empty() {
+        if !late.is_empty() || is_due {
             self.fill(now);
         }
         if self.shuffle_at <= now {
@@ -341,7 +361,8 @@ impl View {
     #[must_use]
     pub fn wake_at(&self) -> Duration {
         let asking = self.asking.values().map(|asking| asking.until);
-        asking.chain(self.retry_at).chain([self.shuffle_at]).min().unwrap_or(self.shuffle_at)
+        let refused = self.refused.values().filter_map(|refused| refused.until);
+        asking.chain(refused).chain(self.retry_at).chain([self.shuffle_at]).min().unwrap_or(self.shuffle_at)
     }
 
     /// The next thing to do.
@@ -443,8 +464,12 @@ impl View {
             if wanted == 0 || self.asking.len() >= ASKING_MAX {
                 return;
             }
+            let is_free = |id: &NodeId| {
+                let is_refused = self.refused.get(id).is_some_and(|refused| refused.until.is_some());
+                !is_refused && !self.asking.contains_key(id)
+            };
             let free: Vec<Contact> =
-                self.spares.values().filter(|spare| !self.asking.contains_key(&spare.id)).cloned().collect();
+                self.spares.values().filter(|spare| is_free(&spare.id)).cloned().collect();
             let pick = if free.is_empty() { None } else { Some(free[self.rng.usize(..free.len())].clone()) };
             let Some(contact) = pick else {
                 if self.neighbours.is_empty() && self.asking.is_empty() && !self.named.is_empty() {
@@ -480,6 +505,7 @@ impl View {
     fn raise(&mut self, contact: Contact) {
         self.asking.remove(&contact.id);
         self.spares.remove(&contact.id);
+        self.refused.remove(&contact.id);
         let id = contact.id;
         if self.neighbours.insert(id, contact).is_none() {
             self.outputs.push_back(ViewOutput::Up(id));
@@ -507,6 +533,18 @@ impl View {
         }
         if self.neighbours.len() + self.asking.len() < self.settings.neighbours {
             self.fill(now);
+        }
+    }
+
+    /// A peer that was asked said no.
+    fn note_refused(&mut self, peer: NodeId, now: Duration) {
+        let refused = self.refused.entry(peer).or_default();
+        let pause = REFUSED_FIRST * 2_u32.pow(refused.times.min(6));
+        *refused = Refused { times: refused.times + 1, until: Some(now + pause.min(REFUSED_LAST)) };
+        // Of those that are spares no more, nothing is remembered either.
+        let (spares, most) = (&self.spares, self.settings.spares + ASKING_MAX);
+        if self.refused.len() > most {
+            self.refused.retain(|known, _| *known == peer || spares.contains_key(known));
         }
     }
 
@@ -624,6 +662,31 @@ mod tests {
             view.on_message(contact(1).id, walk, Duration::ZERO);
         }
         assert_eq!(view.asking.len(), ASKING_MAX);
+    }
+
+    /// Who is full says no a round trip after it was asked, and would be asked again at once, for ever.
+    #[test]
+    fn who_said_no_is_not_asked_again_at_once() {
+        let mut view = View::new(contact(0), ViewSettings::default(), fastrand::Rng::with_seed(1));
+        view.join([contact(1)], Duration::ZERO);
+        let (mut asked, mut now) = (Vec::new(), Duration::ZERO);
+        while now < Duration::from_secs(60) {
+            while let Some(output) = view.poll() {
+                let ViewOutput::Send { message: ViewMessage::Join { .. } | ViewMessage::Ask { .. }, .. } =
+                    output
+                else {
+                    continue;
+                };
+                asked.push(now.as_millis());
+                view.on_message(contact(1).id, ViewMessage::Answer { is_accepted: false }, now);
+            }
+            now = view.wake_at().max(now + Duration::from_millis(1));
+            view.on_tick(now);
+        }
+        assert_eq!(asked[..4], [0, 250, 750, 1750]);
+        assert!(asked.len() < 50, "{asked:?}");
+        view.on_message(contact(1).id, ViewMessage::Ask { me: contact(1), is_urgent: false }, now);
+        assert!(view.is_neighbour(&contact(1).id) && view.refused.is_empty());
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use ron_core::{
 };
 
 use super::{
-    gossip::{BEACONS_MAX, FETCH_MAX, IDS_MAX, Pushed, SUMMARIES_MAX, Word},
+    gossip::{BEACONS_MAX, FETCH_MAX, HAVE_TREES_MAX, IDS_MAX, Pushed, SUMMARIES_MAX, Word},
     message::{Author, Message, MessageId, SEQ_MAX, TopicId},
     parts::Part,
     publishers::Summary,
@@ -33,9 +33,6 @@ pub const PAYLOAD_MAX: usize = 16 << 20;
 
 /// Bytes that a word adds to the message that it carries, at most.
 pub const PUSH_OVERHEAD: usize = 512;
-
-/// Trees in one announcement.
-const HAVE_TREES_MAX: usize = 32;
 
 const ID_BYTES: usize = 16;
 
@@ -394,7 +391,10 @@ impl Read {
             (PUSH, 8) => self.seq = Some(read_seq(cbor)?),
             (PUSH, 9) => {
                 let payload = read_bytes(cbor, ("payload bytes", PAYLOAD_MAX))?;
-                self.payload = Some(body.slice_ref(payload));
+                // A part of the body keeps all of it in memory, and what is kept is counted by its payload.
+                let is_small = payload.len() + PUSH_OVERHEAD < body.len();
+                let copied = is_small.then(|| Bytes::copy_from_slice(payload));
+                self.payload = Some(copied.unwrap_or_else(|| body.slice_ref(payload)));
             }
             (HAVE, 1) => {
                 let mut left = IDS_MAX;
@@ -699,6 +699,22 @@ mod tests {
         assert_eq!(decode_part(&body.into()), Ok((number::PUSH, part)));
         let (topic, shed) = (TopicId::of("news"), Shed { unsent: 12, refused: 3 });
         assert_eq!(decode_shed(&encode_shed(Vec::new(), &topic, shed)), Ok((topic, shed)));
+    }
+
+    /// A small message in a large word would keep all of it in memory, for as long as the message is kept.
+    #[test]
+    fn what_is_around_a_payload_is_not_kept_with_it() {
+        let topic = TopicId::of("news");
+        let mut cbor = Encoder::new(Vec::new());
+        cbor.map(9).unwrap().u64(TOPIC).unwrap().bytes(topic.as_bytes()).unwrap();
+        cbor.u64(1).unwrap().bytes(&[1; 32]).unwrap().u64(2).unwrap().u8(1).unwrap();
+        cbor.u64(3).unwrap().bool(false).unwrap().u64(5).unwrap().bytes(&[2; 32]).unwrap();
+        cbor.u64(7).unwrap().u64(5).unwrap().u64(8).unwrap().u64(1).unwrap();
+        cbor.u64(9).unwrap().bytes(b"small").unwrap().u64(10).unwrap().bytes(&[0; 100_000]).unwrap();
+        let body = Bytes::from(cbor.into_writer());
+        let (_, Word::Push(pushed)) = decode(number::PUSH, &body).unwrap() else { panic!("not a message") };
+        assert_eq!(pushed.message.payload(), "small");
+        assert!(!body.as_ptr_range().contains(&pushed.message.payload().as_ptr()));
     }
 
     proptest! {

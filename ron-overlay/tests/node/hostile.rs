@@ -31,15 +31,15 @@ use super::world::{Member, SECOND, World, identity, ms, soon, stop};
 const LINKS: ron_core::LaneSpec = ron_core::LaneSpec::new("test", "hostile", 16);
 
 /// A peer that says whatever the test wants.
-struct Liar {
-    session: Session,
-    id: NodeId,
-    host: Supervisor,
+pub(crate) struct Liar {
+    pub(crate) session: Session,
+    pub(crate) id: NodeId,
+    pub(crate) host: Supervisor,
     _peers: Peers,
 }
 
 impl Liar {
-    async fn new(world: &World, number: u8, to: &Contact) -> Liar {
+    pub(crate) async fn new(world: &World, number: u8, to: &Contact) -> Liar {
         let host = Supervisor::new("liar");
         let endpoint = world.endpoint(number, &host);
         let protocol = Protocol { alpn: ALPN, proto: 2, links: LINKS };
@@ -48,16 +48,16 @@ impl Liar {
         Liar { session, id: endpoint.node_id(), host, _peers: peers }
     }
 
-    async fn say(&self, topic: &TopicId, word: &Word) {
+    pub(crate) async fn say(&self, topic: &TopicId, word: &Word) {
         let (number, body) = encode(topic, word);
         self.say_bytes(number, &body).await;
     }
 
-    async fn say_bytes(&self, number: u16, body: &[u8]) {
+    pub(crate) async fn say_bytes(&self, number: u16, body: &[u8]) {
         let _ = self.session.notify(Method { number, name: "lie" }, body, soon()).await;
     }
 
-    fn contact(&self) -> Contact {
+    pub(crate) fn contact(&self) -> Contact {
         Contact { id: self.id, addrs: [SocketAddr::new(super::world::ip(250), 1)].into() }
     }
 }
@@ -250,7 +250,7 @@ async fn one_peer_has_so_many_topics_and_no_more() {
     assert_eq!(node.overlay.peers()[0].topics, 3);
     assert_eq!(node.count("neighbours"), 3);
     assert_eq!(node.count("frame_reject_total{reason=\"topics_max\"}"), 2);
-    assert_eq!(node.count("offences_total{kind=\"spam\"}"), 2);
+    assert_eq!(node.count("offences_total{kind=\"greedy\"}"), 2);
     assert_eq!(node.count("frame_reject_total{reason=\"unknown_topic\"}"), 1000);
     assert_eq!(node.overlay.topics(soon()).await.unwrap().len(), 5);
     liar.host.shutdown().await;

@@ -8,7 +8,7 @@ use std::{
 use ron_core::{ConfigError, net::BoxFuture, now};
 use ron_overlay::{
     Contact, GossipSettings, Overlay, OverlayError, PartsSettings, PeerSettings, PeerSource, ScoreSettings,
-    Settings, TopicId,
+    Settings, TopicId, ViewSettings,
 };
 
 use super::world::{Member, SECOND, World, ip, ms, soon, stop};
@@ -48,6 +48,21 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
             Settings { peer: PeerSettings { topics_max: 0, ..Default::default() }, ..usual() },
         ),
         (
+            "peer.ingress_bytes",
+            Settings { peer: PeerSettings { ingress_bytes: 1 << 20, ..Default::default() }, ..usual() },
+        ),
+        ("ingress_bytes", Settings { ingress_bytes: 1 << 20, ..usual() }),
+        (
+            "gossip.view.walk",
+            Settings {
+                gossip: GossipSettings {
+                    view: ViewSettings { walk: 9, ..Default::default() },
+                    ..Default::default()
+                },
+                ..usual()
+            },
+        ),
+        (
             "parts.word_bytes_max",
             Settings { parts: PartsSettings { word_bytes_max: 1 << 20, ..Default::default() }, ..usual() },
         ),
@@ -71,6 +86,11 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
         ("engines", Settings { engines: 3.try_into().unwrap(), ..usual() }),
         ("checkers", Settings { checkers: 3.try_into().unwrap(), ..usual() }),
         ("ingress_lane", Settings { ingress_lane: 7, ..usual() }),
+        ("ingress_bytes", Settings { ingress_bytes: 128 << 20, ..usual() }),
+        (
+            "peer.ingress_bytes",
+            Settings { peer: PeerSettings { ingress_bytes: 64 << 20, ..Default::default() }, ..usual() },
+        ),
         ("checks_lane", Settings { checks_lane: 7, ..usual() }),
         ("events_lane", Settings { events_lane: 7, ..usual() }),
         ("subscription_lane", Settings { subscription_lane: 7, ..usual() }),

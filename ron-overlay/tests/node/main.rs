@@ -9,4 +9,5 @@ mod knobs;
 mod overload;
 mod requests;
 mod sessions;
+mod truth;
 mod world;

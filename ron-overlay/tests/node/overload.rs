@@ -225,13 +225,15 @@ fn a_stuck_subscriber_and_a_stuck_link_harm_nobody_else() {
     // The trees go around it within a few messages.
     let _ = runtime.block_on(scene.publish(20));
     let mut busy = runtime.block_on(scene.publish(170));
-    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(100))));
+    let then = allocation_counter::measure(|| busy.extend(runtime.block_on(scene.publish(300))));
     println!("p99 {:?} quiet, {:?} busy; {} busy", p99(&quiet), p99(&busy), scene.busy);
     println!("memory {then:?}");
     assert!(p99(&busy) <= p99(&quiet) * 2, "{:?} quiet, {:?} busy", p99(&quiet), p99(&busy));
-    // Twelve nodes had a hundred messages of 2000 bytes each, and have let go of as much.
-    assert!(then.bytes_current < 12 * 100 * 2000 / 8, "it grows: {then:?}");
-    assert!(then.bytes_max < 1 << 20, "{then:?}");
+    // Twelve nodes had three hundred messages of 2000 bytes each, and have let go of as much. What still may come is what
+    // waits for the stuck node: of each of its neighbours the 64 frames of a lane, and 32 that its writer has taken.
+    let waiting = 8 * (64 + 32) * 2300_u64;
+    assert!(then.bytes_current < waiting as i64, "it grows: {then:?}");
+    assert!(then.bytes_max < waiting + (256 << 10), "{then:?}");
     runtime.block_on(async {
         let Scene { members, stuck, published, .. } = &mut scene;
         let mut waited = 0;
@@ -328,6 +330,12 @@ async fn bytes_that_wait_are_bounded_for_one_and_for_all() {
     assert!(matches!(busy, OverlayError::Busy { what: "egress", .. }), "{busy:?}");
     let waiting: usize = members[0].node.overlay.peers().iter().map(|peer| peer.waiting_bytes).sum();
     assert!(waiting <= 3 << 20, "{waiting} bytes wait");
+    // Up to the last that fits, and whoever asks is told.
+    while members[0].topic.publish(vec![0; 50_000], soon()).await.is_ok() {
+        tokio::time::sleep(ms(1)).await;
+    }
+    let ready = members[0].node.overlay.ready();
+    assert!(!ready.writes && ready.reads, "{ready:?}");
     tokio::time::sleep(2 * SECOND).await;
     assert!(members[0].node.count("egress_bytes") <= 3 << 20);
     assert!(members[0].node.count("egress_bytes") > 0);

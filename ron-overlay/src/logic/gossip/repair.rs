@@ -35,6 +35,8 @@ pub(super) struct Missing {
     by: NodeId,
     heard_at: Duration,
     due: Duration,
+    /// The how-manieth that was announced.
+    place: u64,
     sources: Vec<NodeId>,
     asked: Option<NodeId>,
 }
@@ -91,15 +93,17 @@ impl Gossip {
             }
             link.wanted += 1;
             let due = now + self.lag.wait(self.settings.want_after);
-            let missing = Missing { tree, by: from, heard_at: now, due, sources: vec![from], asked: None };
-            self.missing.insert(id, missing);
-            self.due.insert((due, id));
+            self.announced += 1;
+            let (place, sources) = (self.announced, vec![from]);
+            self.missing
+                .insert(id, Missing { tree, by: from, heard_at: now, due, place, sources, asked: None });
+            self.due.insert((due, place, id));
         }
     }
 
     pub(super) fn forget_missing(&mut self, id: &MessageId) -> Option<Missing> {
         let missing = self.missing.remove(id)?;
-        self.due.remove(&(missing.due, *id));
+        self.due.remove(&(missing.due, missing.place, *id));
         if let Some(link) = self.links.get_mut(&missing.by) {
             link.wanted = link.wanted.saturating_sub(1);
         }
@@ -109,27 +113,27 @@ impl Gossip {
     /// Asks for what did not come, each from the nearest of those who announced it.
     pub(super) fn ask_for_missing(&mut self, now: Duration) {
         let mut wants: BTreeMap<NodeId, Vec<MessageId>> = BTreeMap::new();
-        while let Some((at, id)) = self.due.first().copied() {
+        while let Some((at, place, id)) = self.due.first().copied() {
             if at > now {
                 break;
             }
-            self.due.remove(&(at, id));
+            self.due.pop_first();
             let Some(missing) = self.missing.get_mut(&id) else { continue };
             let broken = missing.asked.take();
             let (links, is_unchecked) = (&self.links, self.unchecked.contains_key(&id));
             missing.sources.retain(|source| links.contains_key(source));
             let near = |source: &NodeId| links.get(source).and_then(|link| link.rtt).unwrap_or(ANSWER_SLACK);
             let nearest = missing.sources.iter().enumerate().min_by_key(|(_, source)| near(source));
-            let (Some((place, source)), false) = (nearest, is_unchecked) else {
+            let (Some((nearest, source)), false) = (nearest, is_unchecked) else {
                 // Nobody left to ask. A digest will find it, or another announcement.
                 self.forget_missing(&id);
                 broken.into_iter().for_each(|peer| self.offend(peer, Offence::Late));
                 continue;
             };
             let (source, due) = (*source, now + near(source) * 2 + ANSWER_SLACK);
-            missing.sources.swap_remove(place);
+            missing.sources.swap_remove(nearest);
             (missing.asked, missing.due) = (Some(source), due);
-            self.due.insert((due, id));
+            self.due.insert((due, place, id));
             broken.into_iter().for_each(|peer| self.offend(peer, Offence::Late));
             wants.entry(source).or_default().push(id);
         }
@@ -212,6 +216,8 @@ impl Gossip {
         self.store.expire(now);
         let waiting = self.unchecked.len();
         self.unchecked.retain(|_, unchecked| unchecked.since + VERDICT_LOST > now);
+        self.unchecked_bytes =
+            self.unchecked.values().map(|unchecked| unchecked.pushed.message.payload().len()).sum();
         self.counts.unchecked_shed += (waiting - self.unchecked.len()) as u64;
         if self.last_message.is_none_or(|at| at + DIGEST_FOR < now) {
             return;

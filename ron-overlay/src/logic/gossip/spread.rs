@@ -10,11 +10,44 @@ use super::{
         publishers::Freshness,
         store::Kept,
     },
-    Gossip, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
+    Gossip, HAVE_TREES_MAX, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
 };
 
 /// Announcements to one neighbour that wait at most. More are dropped: a digest finds what is missed.
 const ANNOUNCE_MAX: usize = 4096;
+
+/// How much longer announcements wait than on a quiet topic, at most, and from how many messages on in the time that they
+/// wait there.
+const ANNOUNCE_LATER_MAX: u32 = 5;
+const ANNOUNCE_LATER_AT: u32 = 2;
+
+/// After this long without a message a topic is quiet again.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How long announcements wait, by how many messages came while they last did.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    times: u32,
+    messages: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace { times: 1, messages: 0 }
+    }
+}
+
+impl Pace {
+    /// Announcements are made: the next wait longer if many messages came, and less if hardly any did.
+    fn turn(&mut self) {
+        let messages = std::mem::take(&mut self.messages);
+        if messages >= ANNOUNCE_LATER_AT * self.times {
+            self.times = (self.times + 1).min(ANNOUNCE_LATER_MAX);
+        } else if messages < self.times {
+            self.times = (self.times - 1).max(1);
+        }
+    }
+}
 
 impl Gossip {
     /// Publishes a message of ours, made with [`next_serial`](Self::next_serial).
@@ -48,10 +81,13 @@ impl Gossip {
             self.counts.stale += 1;
             return;
         }
-        if self.unchecked.len() >= self.settings.unchecked_max {
+        let bytes = self.unchecked_bytes + pushed.message.payload().len();
+        let is_much = bytes > self.settings.unchecked_bytes && !self.unchecked.is_empty();
+        if is_much || self.unchecked.len() >= self.settings.unchecked_max {
             self.counts.unchecked_shed += 1;
             return;
         }
+        self.unchecked_bytes = bytes;
         let message = pushed.message.clone();
         self.unchecked.insert(id, Unchecked { since: now, from, pushed, holders: Vec::new() });
         self.outputs.push_back(Output::Check { from, message });
@@ -60,6 +96,7 @@ impl Gossip {
     /// The host has looked at a message.
     pub fn on_verdict(&mut self, id: &MessageId, verdict: Verdict, now: Duration) {
         let Some(Unchecked { from, pushed, holders, .. }) = self.unchecked.remove(id) else { return };
+        self.unchecked_bytes -= pushed.message.payload().len();
         match verdict {
             Verdict::Accept => self.accept(from, pushed, &holders, now),
             Verdict::Ignore => {
@@ -67,9 +104,12 @@ impl Gossip {
                 self.publishers.on_message(pushed.message.serial(), now);
                 self.forget_missing(id);
             }
-            Verdict::Reject => {
+            Verdict::Reject { is_proven } => {
                 self.store.note(*id, now);
                 self.forget_missing(id);
+                if is_proven {
+                    self.publishers.on_message(pushed.message.serial(), now);
+                }
                 self.offend(from, Offence::Invalid);
             }
             Verdict::Forged => {
@@ -92,7 +132,10 @@ impl Gossip {
             return;
         }
         let id = pushed.message.id();
-        self.last_message = Some(now);
+        let was_quiet = self.last_message.replace(now).is_none_or(|at| at + QUIET <= now);
+        if was_quiet {
+            self.pace = Pace::default();
+        }
         self.publishers.on_message(&serial, now);
         self.drain_gaps();
         self.trees.on_used(&pushed.tree, now);
@@ -116,6 +159,7 @@ impl Gossip {
             self.counts.stale += 1;
             return;
         }
+        self.pace.messages = self.pace.messages.saturating_add(1);
         let mut copies = 0;
         for peer in others {
             let is_pushed =
@@ -130,7 +174,7 @@ impl Gossip {
                     continue;
                 }
                 link.announce.push((tree, id));
-                self.announce_at.get_or_insert(now + self.settings.announce_after);
+                self.announce_at.get_or_insert(now + self.settings.announce_after * self.pace.times);
             }
         }
     }
@@ -138,14 +182,16 @@ impl Gossip {
     /// Sends the announcements that have gathered.
     pub(super) fn announce(&mut self) {
         self.announce_at = None;
+        self.pace.turn();
         let mut out = Vec::new();
         for (peer, link) in &mut self.links {
             let mut waiting = std::mem::take(&mut link.announce);
             waiting.sort_by_key(|(tree, _)| *tree);
             for part in waiting.chunks(IDS_MAX) {
                 let by_tree = part.chunk_by(|one, next| one.0 == next.0);
-                let haves = by_tree.map(|ids| (ids[0].0, ids.iter().map(|(_, id)| *id).collect())).collect();
-                out.push((*peer, Word::Have(haves)));
+                let haves: Vec<(NodeId, Vec<MessageId>)> =
+                    by_tree.map(|ids| (ids[0].0, ids.iter().map(|(_, id)| *id).collect())).collect();
+                out.extend(haves.chunks(HAVE_TREES_MAX).map(|haves| (*peer, Word::Have(haves.to_vec()))));
             }
         }
         out.into_iter().for_each(|(to, word)| self.send(to, word));

@@ -98,7 +98,7 @@ fn what_is_rejected_is_not_looked_at_again_and_not_relayed() {
     let mut gossip = node(GossipSettings::default());
     gossip.on_word(id(1), push(message(8, 1)), ms(0));
     outputs(&mut gossip);
-    gossip.on_verdict(&message(8, 1).id(), Verdict::Reject, ms(1));
+    gossip.on_verdict(&message(8, 1).id(), Verdict::Reject { is_proven: false }, ms(1));
     assert_eq!(outputs(&mut gossip).len(), 1);
     gossip.on_word(id(2), push(message(8, 1)), ms(2));
     gossip.on_tick(ms(100));
@@ -278,4 +278,34 @@ fn what_is_not_announced_or_not_followed_is_counted() {
     let ids = (0..5).map(|number| MessageId::from_bytes([number; 16])).collect();
     gossip.on_word(id(1), Word::Have(vec![(id(1), ids)]), ms(2));
     assert_eq!(gossip.counts().unfollowed, 4, "an eighth of eight is one");
+}
+
+/// On a busy topic an announcement costs as much as a message, unless many travel together. On a quiet one nobody waits.
+#[test]
+fn announcements_of_a_busy_topic_travel_together() {
+    let mut gossip = node(GossipSettings::default());
+    let (mut words, mut names) = (0, 0);
+    for number in 1..=200 {
+        let now = ms(number * 5);
+        let message = message(8, number);
+        gossip.on_word(id(1), Word::Push(Pushed { tree: id(9), hops: 1, is_repair: true, message }), now);
+        let mut outputs = accept_all(&mut gossip, now);
+        gossip.on_tick(now);
+        outputs.extend(accept_all(&mut gossip, now));
+        for output in outputs {
+            if let Output::Send { to, word: Word::Have(haves) } = output {
+                if to.id == id(3) {
+                    (words, names) = (words + 1, names + haves[0].1.len());
+                }
+            }
+        }
+    }
+    assert!((8..20).contains(&words) && names > 170, "{names} names in {words} words");
+    gossip.on_tick(ms(2000));
+    outputs(&mut gossip);
+    let message = message(8, 201);
+    gossip.on_word(id(1), Word::Push(Pushed { tree: id(9), hops: 1, is_repair: true, message }), ms(3000));
+    accept_all(&mut gossip, ms(3000));
+    gossip.on_tick(ms(3020));
+    assert_eq!(sent(&outputs(&mut gossip), 3, |word| matches!(word, Word::Have(_))), 1);
 }
