@@ -89,12 +89,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         error => error.into(),
     })?;
 
-    let settings = ron_dht::Settings {
-        preset: config.dht.preset.into(),
-        server: config.dht.server,
-        ..ron_dht::Settings::default()
-    };
-    let dht = Dht::builder().settings(settings).seeds(config.seeds()?).external(config.net.external.clone());
+    let dht = Dht::builder().settings(config.dht.settings());
+    let dht = dht.seeds(config.seeds()?).external(config.net.external.clone());
     let dht = dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await;
     let dht = dht.map_err(|error| match error {
         DhtError::Store { .. } => format!("{}: {error}", data.join("dht").display()).into(),
@@ -146,15 +142,23 @@ async fn starting() -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-/// Takes over what may change while the node runs, which so far is the log's part. What cannot is said, and stays.
+/// Takes over what may change while the node runs: of the DHT and of the log, so far. A section in which something cannot
+/// change is said, and stays as it was.
 fn reload(node: &Running, config: Result<Config, ConfigError>) {
-    let taken = config.map_err(|error| crate::with_causes(&error)).and_then(|config| {
-        let settings = config.registry.settings();
-        node.registry.reload_by(ReloadSource::Signal, settings).map_err(|error| crate::with_causes(&error))
-    });
-    match taken {
-        Ok(()) => println!("settings of the log taken over"),
-        Err(error) => eprintln!("refd: the settings stay as they are: {error}"),
+    let config = match config {
+        Ok(config) => config,
+        Err(error) => {
+            return eprintln!("refd: the settings stay as they are: {}", crate::with_causes(&error));
+        }
+    };
+    let of_dht = node.dht.reload(config.dht.settings()).map_err(|error| crate::with_causes(&error));
+    let of_log = node.registry.reload_by(ReloadSource::Signal, config.registry.settings());
+    let of_log = of_log.map_err(|error| crate::with_causes(&error));
+    for (what, taken) in [("the DHT", of_dht), ("the log", of_log)] {
+        match taken {
+            Ok(()) => println!("settings of {what} taken over"),
+            Err(error) => eprintln!("refd: the settings of {what} stay as they are: {error}"),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Settings: a file, then variables, then flags, the later winning; unknown keys are refused.
 
+mod dht;
+
 use std::{
     net::SocketAddr,
     num::NonZeroUsize,
@@ -12,9 +14,10 @@ use ron_core::{
     GateLimits,
     net::{Contact, ContactError},
 };
-use ron_dht::Preset;
 use ron_overlay::OverlayError;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+pub(crate) use dht::DhtSection;
 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
@@ -178,25 +181,6 @@ pub(crate) struct AdminSection {
 impl Default for AdminSection {
     fn default() -> Self {
         AdminSection { listen: SocketAddr::from(([127, 0, 0, 1], 4711)) }
-    }
-}
-
-/// Finding peers and content.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct DhtSection {
-    /// `public`, `lan` or `dev`.
-    pub(crate) preset: PresetName,
-    /// Whether others may ask this node.
-    pub(crate) server: bool,
-    /// Nodes to begin with, each `NODE_ID@IP:PORT`, further addresses behind commas.
-    #[serde(deserialize_with = "seeds")]
-    pub(crate) seeds: Vec<String>,
-}
-
-impl Default for DhtSection {
-    fn default() -> Self {
-        DhtSection { preset: PresetName::Dev, server: true, seeds: Vec::new() }
     }
 }
 
@@ -515,28 +499,6 @@ impl RegistrySection {
     }
 }
 
-/// A preset by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum PresetName {
-    /// The open Internet.
-    Public,
-    /// One building or cluster.
-    Lan,
-    /// One machine.
-    Dev,
-}
-
-impl From<PresetName> for Preset {
-    fn from(name: PresetName) -> Self {
-        match name {
-            PresetName::Public => Preset::Public,
-            PresetName::Lan => Preset::Lan,
-            PresetName::Dev => Preset::Dev,
-        }
-    }
-}
-
 impl Config {
     /// Reads the file if there is one, and lets variables and flags win over it.
     pub(crate) fn load(
@@ -600,6 +562,7 @@ impl Config {
     /// Whether every subsystem takes its settings: what is refused here is what a start would refuse later.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.check_addresses()?;
+        self.dht.settings().check().map_err(|error| in_file("dht", error))?;
         self.storage.settings().check().map_err(|error| in_file("storage", error))?;
         self.overlay.settings().check().map_err(|error| in_file("overlay", error))?;
         self.registry.settings().check().map_err(|error| in_file("registry", error))?;
@@ -677,6 +640,7 @@ fn in_file(section: &str, error: ron_core::ConfigError) -> ConfigError {
     let ron_core::ConfigError::OutOfRange { key, value, allowed } = error else {
         return ConfigError::Unfit(format!("{section}: {error}"));
     };
+    let key = if section == "dht" { DhtSection::key_of(key) } else { key };
     let key = match key {
         "gate.client.in_flight" => "client_in_flight",
         "gate.client.per_second" => "client_per_second",
@@ -779,7 +743,7 @@ mod tests {
         let config =
             load("[net]\nlisten = [\"127.0.0.1:1\"]\n[dht]\nserver = false\n", &variables, flags).unwrap();
         assert_eq!(config.net.listen, ["127.0.0.1:2".parse().unwrap()]);
-        assert_eq!((config.dht.server, config.dht.preset), (false, PresetName::Lan));
+        assert_eq!((config.dht.server, config.dht.preset), (false, dht::PresetName::Lan));
         assert_eq!(config.admin.listen.port(), 9);
         assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
     }
@@ -802,6 +766,30 @@ mod tests {
             assert_ne!(config.storage.settings(), default.settings(), "{key}");
             assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
         }
+    }
+
+    #[test]
+    fn every_key_of_the_dht_reaches_it() {
+        let default = DhtSection::default();
+        assert_eq!(default.settings(), ron_dht::Settings::default());
+        let text = toml::to_string(&default).unwrap();
+        let mut seen = vec![default.settings()];
+        for line in text.lines().filter(|line| !line.starts_with("seeds = ")) {
+            let (key, value) = line.split_once(" = ").unwrap();
+            let value = match value {
+                "true" => "false",
+                "\"dev\"" => "\"public\"",
+                _ if key == "buckets_required" => "0.9",
+                _ => "9",
+            };
+            let config = load(&format!("[dht]\n{key} = {value}\n"), &[], Flags::default()).unwrap();
+            let settings = config.dht.settings();
+            // Neither the default nor what another key does.
+            assert!(!seen.contains(&settings), "{key}");
+            seen.push(settings);
+            assert_eq!(load(&config.to_toml(), &[], Flags::default()).unwrap(), config);
+        }
+        assert_eq!(seen.len(), 39);
     }
 
     #[test]
@@ -878,6 +866,20 @@ mod tests {
                 "[net]\nlisten = []\n",
                 "net.listen and net.external are empty; set one of them, or dht.server = false",
             ),
+            ("[dht]\nhop_budget = 0\n", "dht.hop_budget is 0, allowed is 1 or more"),
+            ("[dht]\npaths = 9\n", "dht.paths is 9, allowed is 1..=8"),
+            ("[dht]\npeer_per_second = 0\n", "dht.peer_per_second is 0, allowed is 1..=1000000000"),
+            ("[dht]\nmax_inflight = 0\n", "dht.max_inflight is 0, allowed is 1 or more"),
+            (
+                "[dht]\nrpc_timeout_ms = 0\n",
+                "dht.rpc_timeout_ms is 0 s, allowed is above zero, at most a day",
+            ),
+            (
+                "[dht]\nrepublish_ms = 86400000\n",
+                "dht.republish_ms is 86400 s, allowed is above zero, at most 12 h",
+            ),
+            ("[dht]\nrecords_max = 0\n", "dht.records_max is 0, allowed is 1 or more"),
+            ("[dht]\nbuckets_required = 1.5\n", "dht.buckets_required is 1.5, allowed is 0.0..=1.0"),
             ("[storage]\ndrain_ms = 10\n", "storage.drain_ms is 10ms, allowed is 1 s to 5 s"),
             ("[storage]\nmax_inflight = 0\n", "storage.max_inflight is 0, allowed is 1 or more"),
             ("[overlay]\nmax_conns = 0\n", "overlay.max_conns is 0, allowed is 1..=1048576"),

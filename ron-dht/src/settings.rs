@@ -1,15 +1,20 @@
 //! The knobs of a node.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{num::NonZeroUsize, ops::RangeInclusive, time::Duration};
 
-use ron_core::{Capacity, ConfigError, GateLimits, GateSettings, Ratio};
+use ron_core::{Capacity, ConfigError, Deadline, GateLimits, GateSettings, Ratio};
 
 use crate::logic::{
     addrs::AddressPolicy,
-    lookup::LookupSettings,
+    lookup::{LookupSettings, PATHS_MAX},
     records::Limits,
+    signed::TTL_MAX,
     table::{Diversity, K},
 };
+
+/// Files of the journal. Smaller ones would hold a record each, and of larger ones three do not fit on every disk.
+const SEGMENT_BYTES_MIN: usize = 4 << 10;
+const SEGMENT_BYTES_MAX: usize = 1 << 30;
 
 /// What kind of network the node is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,7 +65,7 @@ pub struct Settings {
     /// How much is kept for others.
     pub records: Limits,
     /// Size of a file of the journal, if there is a disk. It takes at least three of them: lower it where space is
-    /// scarce. Default 8 MiB.
+    /// scarce. Default 8 MiB; 4 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// What one peer may ask of us.
     pub peer_limits: GateLimits,
@@ -76,7 +81,8 @@ pub struct Settings {
     pub buckets_required: f64,
     /// How often a bucket that nobody searched in is refreshed. Default one hour.
     pub refresh: Duration,
-    /// How often our own records are said again; they live twice as long. Default 12 h.
+    /// How often our own records are said again; they live twice as long. Default 12 h, which is the most: nobody keeps a
+    /// record for longer than a day.
     pub republish: Duration,
     /// Links open at once. Default 1024.
     pub sessions_max: usize,
@@ -148,18 +154,41 @@ impl Settings {
             Capacity::new(key, items)?;
         }
         Ratio::new("buckets_required", self.buckets_required)?;
-        let positive = [
-            ("rpc_timeout", self.rpc_timeout),
-            ("lookup.hedge_after", self.lookup.hedge_after),
-            ("refresh", self.refresh),
-            ("republish", self.republish),
-            ("idle_timeout", self.idle_timeout),
-            ("read_timeout", self.read_timeout),
-            ("write_timeout", self.write_timeout),
-        ];
-        for (key, duration) in positive {
-            if duration.is_zero() {
-                return Err(ConfigError::OutOfRange { key, value: "0 s".to_owned(), allowed: "above zero" });
+        let LookupSettings { hops_max, requests_max, paths, .. } = self.lookup;
+        let Limits { providers_per_key_max, publisher_records_max, records_max, .. } = self.records;
+        // A search that may ask nobody finds nothing and calls itself complete, and who keeps nothing is a client.
+        for (key, count) in [
+            ("seeds", self.seeds),
+            ("lookup.hops_max", hops_max.into()),
+            ("lookup.requests_max", requests_max.into()),
+            ("sessions_max", self.sessions_max),
+            ("records.providers_per_key_max", providers_per_key_max),
+            ("records.publisher_records_max", publisher_records_max),
+            ("records.records_max", records_max),
+        ] {
+            in_range(key, count, 1..=usize::MAX, "1 or more")?;
+        }
+        in_range("lookup.paths", paths.get(), 1..=PATHS_MAX, "1..=8")?;
+        in_range(
+            "segment_bytes",
+            self.segment_bytes as usize,
+            SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX,
+            "4 KiB to 1 GiB",
+        )?;
+        let (day, year) = (Duration::from_secs(24 * 3600), Deadline::LONGEST);
+        for (key, duration, max, allowed) in [
+            ("rpc_timeout", self.rpc_timeout, day, "above zero, at most a day"),
+            ("lookup.hedge_after", self.lookup.hedge_after, day, "above zero, at most a day"),
+            ("idle_timeout", self.idle_timeout, day, "above zero, at most a day"),
+            ("read_timeout", self.read_timeout, day, "above zero, at most a day"),
+            ("write_timeout", self.write_timeout, day, "above zero, at most a day"),
+            ("refresh", self.refresh, year, "above zero, at most a year"),
+            // Our records live twice as long, and nobody keeps one for longer than a day.
+            ("republish", self.republish, TTL_MAX / 2, "above zero, at most 12 h"),
+        ] {
+            if duration.is_zero() || duration > max {
+                let value = format!("{} s", duration.as_secs_f64());
+                return Err(ConfigError::OutOfRange { key, value, allowed });
             }
         }
         self.gate().check()
@@ -197,5 +226,56 @@ impl Settings {
             Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
             None => Ok(()),
         }
+    }
+}
+
+fn in_range(
+    key: &'static str,
+    value: usize,
+    range: RangeInclusive<usize>,
+    allowed: &'static str,
+) -> Result<(), ConfigError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::OutOfRange { key, value: value.to_string(), allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Settings)) -> Option<&'static str> {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        match settings.check() {
+            Ok(()) => None,
+            Err(ConfigError::OutOfRange { key, .. }) => Some(key),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Each of these started a node that found nothing, kept nothing or forgot what it was to say again, and two of them
+    /// one that panicked.
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        assert_eq!(refused(|_| ()), None);
+        assert_eq!(refused(|s| s.seeds = 0), Some("seeds"));
+        assert_eq!(refused(|s| s.sessions_max = 0), Some("sessions_max"));
+        assert_eq!(refused(|s| s.lookup.hops_max = 0), Some("lookup.hops_max"));
+        assert_eq!(refused(|s| s.lookup.requests_max = 0), Some("lookup.requests_max"));
+        let nine = NonZeroUsize::new(9).expect("not zero");
+        assert_eq!(refused(|s| s.lookup.paths = nine), Some("lookup.paths"));
+        assert_eq!(refused(|s| s.records.records_max = 0), Some("records.records_max"));
+        assert_eq!(refused(|s| s.records.providers_per_key_max = 0), Some("records.providers_per_key_max"));
+        assert_eq!(refused(|s| s.segment_bytes = 100), Some("segment_bytes"));
+        assert_eq!(refused(|s| s.work_lane = 0), Some("work_lane"));
+        assert_eq!(refused(|s| s.buckets_required = f64::NAN), Some("buckets_required"));
+        assert_eq!(refused(|s| s.republish = Duration::MAX), Some("republish"));
+        assert_eq!(refused(|s| s.republish = TTL_MAX / 2), None);
+        assert_eq!(refused(|s| s.refresh = Duration::MAX), Some("refresh"));
+        assert_eq!(refused(|s| s.rpc_timeout = Duration::ZERO), Some("rpc_timeout"));
+        assert_eq!(refused(|s| s.lookup.hedge_after = Duration::MAX), Some("lookup.hedge_after"));
+        assert_eq!(refused(|s| s.total_limits.in_flight = 0), Some("gate.total.in_flight"));
     }
 }

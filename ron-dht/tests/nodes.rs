@@ -2,13 +2,27 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{
+    net::SocketAddr,
+    num::NonZeroUsize,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use ron_core::{
-    ConfigError, ContentId, Deadline, Supervisor,
-    net::{Endpoint, Identity},
+    ConfigError, ContentId, Deadline, LaneSpec, NodeId, Supervisor,
+    net::{
+        Endpoint, Identity,
+        rpc::{self, Handling, Peers, PeersSettings, Protocol, Service},
+    },
 };
-use ron_dht::{Contact, Dht, DhtError, Settings};
+use ron_dht::{
+    Contact, Dht, DhtError, Key, Settings,
+    network::{ALPN, Answer, Request},
+};
 
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
 
@@ -223,5 +237,76 @@ async fn a_server_that_listens_everywhere_has_to_say_where_it_is() {
     assert!(told.start(&endpoint(), &host).await.is_ok());
     let client = Dht::builder().settings(Settings { server: false, ..Settings::default() });
     assert!(client.start(&endpoint(), &host).await.is_ok());
+    host.shutdown().await;
+}
+
+/// Speaks the protocol, and names twenty new neighbours of whatever it is asked about, all where `victim` is.
+struct Liar {
+    victim: SocketAddr,
+    names: AtomicU32,
+}
+
+impl Liar {
+    fn crowd(&self, target: &Key) -> Vec<Contact> {
+        let name = |_| {
+            let mut id = *target.as_bytes();
+            let number = self.names.fetch_add(1, Ordering::Relaxed);
+            id[28..].copy_from_slice(&number.to_be_bytes());
+            Contact { id: NodeId::from_bytes(id), addrs: [self.victim].into() }
+        };
+        (0..20).map(name).collect()
+    }
+}
+
+impl Service for Liar {
+    fn call(&self, call: rpc::Request) -> Handling {
+        let answer = match Request::decode(call.method(), call.body()).unwrap() {
+            Request::FindNode { target } => Answer::Nodes { closer: self.crowd(&target) },
+            Request::FindValue { key, .. } => {
+                Answer::Found { closer: self.crowd(&key), providers: Vec::new(), value: None }
+            }
+            _ => Answer::Pong,
+        };
+        Handling::Done(Ok(answer.encode().1))
+    }
+}
+
+/// Whoever is asked may name anybody, anywhere. Somebody who has nothing to do with the DHT was called for each of the
+/// names that a liar gave it, in every search.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_called_for_names_that_others_made_up() {
+    let (host, calls) = (Supervisor::new("node"), Arc::new(AtomicUsize::new(0)));
+    let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, called) = (victim.local_addr().unwrap(), Arc::clone(&calls));
+    #[allow(clippy::disallowed_methods, reason = "somebody else's program")]
+    tokio::spawn(async move {
+        while victim.accept().await.is_ok() {
+            called.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+
+    const LINKS: LaneSpec = LaneSpec::new("test", "links", 16);
+    let protocol = Protocol { alpn: ALPN, proto: 1, links: LINKS };
+    let listen = || Endpoint::builder(Identity::generate().unwrap()).listen("127.0.0.1:0".parse().unwrap());
+    let liar = listen().start(&host).unwrap();
+    let lies = Arc::new(Liar { victim: address, names: AtomicU32::new(0) });
+    let _lying = Peers::start(&liar, protocol, lies.clone(), PeersSettings::default(), &host).unwrap();
+    let seed = Contact { id: liar.node_id(), addrs: liar.local_addrs().into() };
+    let dht = Dht::builder().seeds([seed]).start(&listen().start(&host).unwrap(), &host).await.unwrap();
+    let knows = async {
+        while dht.peers().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), knows).await.unwrap();
+
+    let began = ron_core::now();
+    for number in 0..20_u8 {
+        dht.find_node(ContentId::of(&[number]), soon()).await.unwrap();
+    }
+    let seconds = began.elapsed().as_secs() as usize;
+    let (named, calls) = (lies.names.load(Ordering::Relaxed), calls.load(Ordering::Relaxed));
+    assert!(named >= 400, "{named}");
+    assert!((1..=2 + seconds / 3).contains(&calls), "{calls} calls in {seconds} s");
     host.shutdown().await;
 }

@@ -151,3 +151,25 @@ fn settings_of_the_log_are_taken_over_while_it_runs() {
     assert!(daemon.child.try_wait().unwrap().is_none(), "it runs on");
     daemon.terminate();
 }
+
+/// The same for the DHT: one section that cannot change leaves the other alone.
+#[test]
+fn settings_of_the_dht_are_taken_over_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refd.toml");
+    std::fs::write(&file, "[dht]\nalpha = 4\n").unwrap();
+    let daemon = Daemon::start_with(dir.path(), &["--config", file.to_str().unwrap()], &[]);
+    let taken = |settings: &str, times: usize| {
+        std::fs::write(&file, settings).unwrap();
+        let sent = Command::new("kill").args(["-HUP", &daemon.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let taken = format!("ron_registry_reload_success_total{{source=\"signal\"}} {times}");
+        daemon.eventually("/metrics", |answer| answer.contains(&taken));
+    };
+    taken("[dht]\nalpha = 5\nrpc_timeout_ms = 900\n", 1);
+    // How many searches run at once is decided when the node starts.
+    taken("[dht]\nworkers = 7\n", 2);
+    let said = daemon.terminate();
+    assert_eq!(said.matches("settings of the DHT taken over").count(), 1, "{said}");
+    assert_eq!(said.matches("settings of the log taken over").count(), 2, "{said}");
+}

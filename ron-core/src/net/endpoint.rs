@@ -7,12 +7,13 @@
 
 mod accept;
 mod dial;
+mod doors;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 #[cfg(feature = "quic")]
 use super::Quic;
-use super::{Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
+use super::{BoxFuture, Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
 use crate::{
     Counter, Deadline, Gate, GateLimits, GateSettings, Inbox, Inventory, Lane, LaneSpec, Lock, LockSpec,
     Metrics, NodeId, Restart, Stop, Stopped, Supervisor, TaskSpec, permits::Permits,
@@ -37,7 +38,7 @@ const PROTOCOLS: LockSpec =
 /// What an endpoint may bring to a running program, beside the lanes of the protocols registered on it.
 #[must_use]
 pub fn inventory() -> Inventory {
-    Inventory::of(&[], &[LISTENER, HANDSHAKE, LINGER], &[PROTOCOLS])
+    Inventory::of(&[], &[LISTENER, HANDSHAKE, LINGER], &[PROTOCOLS, doors::DOORS])
 }
 
 /// The limits of an endpoint.
@@ -172,6 +173,7 @@ impl EndpointBuilder {
             gate,
             handshakes: Permits::new(self.settings.handshakes_max.max(1).into()),
             dials: Permits::new(self.settings.dials_max.max(1).into()),
+            doors: doors::Doors::new(metrics),
             protocols: Lock::new(PROTOCOLS, BTreeMap::new(), metrics),
             local_addrs: listeners.iter().map(|listener| listener.local_addr()).collect(),
             metrics: metrics.clone(),
@@ -203,6 +205,7 @@ struct Shared {
     gate: Gate,
     handshakes: Permits,
     dials: Permits,
+    doors: doors::Doors,
     protocols: Lock<BTreeMap<&'static str, Lane<Link>>>,
     local_addrs: Vec<SocketAddr>,
     metrics: Metrics,
@@ -272,7 +275,8 @@ impl Endpoint {
     }
 
     /// A link to `peer` for `alpn`, over the first of `addrs` that answers as that peer. Dropping the future closes
-    /// whatever was begun.
+    /// whatever was begun. An address at which another name was looked for in vain in the last three seconds is not
+    /// dialled again, unless it is `peer` who answered there: what was found then is told.
     ///
     /// # Errors
     /// [`NetError::WrongIdentity`], [`NetError::ProtocolRefused`] and the like when somebody answered and it was not
@@ -350,8 +354,11 @@ impl Shared {
         deadline: Deadline,
     ) -> Result<Link, NetError> {
         let _place = self.dials.take(1).await;
-        dial::race(addrs, self.settings.dial_stagger, |addr| self.transport.dial(addr, peer, alpn, deadline))
-            .await
+        let dial = |addr| -> BoxFuture<'_, Result<Link, NetError>> {
+            let dial = move || self.transport.dial(addr, peer, alpn, deadline);
+            Box::pin(self.doors.knock(addr, peer, dial))
+        };
+        dial::race(addrs, self.settings.dial_stagger, dial).await
     }
 
     fn protocols(&self) -> Arc<[&'static str]> {
