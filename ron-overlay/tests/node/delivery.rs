@@ -277,3 +277,40 @@ async fn a_third_may_crash_at_once() {
     }
     stop(members.into_iter().map(|member| member.node)).await;
 }
+
+/// A word costs two system calls and two wake-ups, however small. A busy topic has few beside its messages, and a quiet one
+/// with eight trees has about one a round on each link, and pings.
+#[tokio::test(start_paused = true)]
+async fn small_words_travel_together() {
+    let world = World::new(10);
+    let mut members = world.swarm(16, &Settings::default()).await;
+    let words = |members: &[Member]| -> u64 {
+        members.iter().map(|member| member.node.count("gossip_frames_total{dir=\"tx\"}")).sum()
+    };
+    let mut before = 0;
+    for number in 0..900_usize {
+        if number == 300 {
+            before = words(&members);
+        }
+        members[number % 8].publish(vec![7; 100]).await;
+        tokio::time::sleep(Duration::from_micros(3333)).await;
+    }
+    let busy = (words(&members) - before) as f64 / (600 * 15) as f64;
+    for member in &mut members {
+        assert!(member.hear(SECOND).await.len() >= 780);
+    }
+    tokio::time::sleep(2 * SECOND).await;
+    let mut links = 0;
+    for member in &members {
+        let status = member.topic.status(soon()).await.unwrap();
+        assert_eq!(status.trees, 8);
+        links += status.neighbours.len();
+    }
+    let before = words(&members);
+    tokio::time::sleep(30 * SECOND).await;
+    let quiet = (words(&members) - before) as f64 / links as f64 / 10.0;
+    println!("{busy:.2} words a delivery, {quiet:.2} words a link end and round");
+    assert!(busy < 1.5, "{busy:.2} words a delivery");
+    assert!(quiet < 6.0, "{quiet:.2} words a link end and round");
+    stop(members.into_iter().map(|member| member.node)).await;
+}
