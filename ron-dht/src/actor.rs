@@ -88,6 +88,9 @@ pub(crate) async fn bootstrap(
             looked = Box::pin(node.fill(&mut rng)).await.unwrap_or(looked);
             is_connected = gates.buckets(&node, &looked);
         }
+        if !*node.settled.load() {
+            node.settled.replace(true);
+        }
         // A node that is alone looks for others all the same, only not in a hurry.
         let alone = node.buckets.filled() == 0;
         if *node.joined.load() != (is_connected && !alone) {
@@ -264,19 +267,23 @@ impl Node {
 }
 
 /// Asks whoever is to be asked, a few at a time, until the stop. Newcomers have at most half of the places: most of those
-/// who are not what they say take the whole timeout.
+/// who are not what they say take the whole timeout. And they wait until the node has looked around by itself: a table
+/// that is empty takes everybody, and belongs to whoever calls first and most.
 pub(crate) async fn ping_all(node: Arc<Node>, errands: Errands, _stop: Stop) {
     let mut running = InFlight::new();
     let mut newcomers = 0;
+    let mut settled = node.settled.watch();
     loop {
+        let is_settled = **settled.get();
         let is_full = running.len() >= PINGS_AT_ONCE;
-        let are_many = is_full || newcomers >= PINGS_AT_ONCE / 2;
+        let are_many = !is_settled || is_full || newcomers >= PINGS_AT_ONCE / 2;
         let (errand, is_newcomer) = tokio::select! {
             biased;
             (was_newcomer, _) = running.next() => {
                 newcomers -= usize::from(was_newcomer);
                 continue;
             }
+            () = settled.changed(), if !is_settled => continue,
             errand = errands.pings.recv(), if !is_full => (errand, false),
             // Without an introduction of ours: two nodes with full buckets would introduce themselves for ever.
             newcomer = errands.newcomers.recv(), if !are_many => {

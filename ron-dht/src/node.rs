@@ -115,6 +115,8 @@ pub(crate) struct Node {
     pub(crate) buckets: Buckets,
     /// Whether the table has been filled with others.
     pub(crate) joined: Snapshot<bool>,
+    /// Whether the seeds were asked, and if any answered, the table was filled from there.
+    pub(crate) settled: Snapshot<bool>,
     pub(crate) keeping: Keeping,
     pub(crate) claims: Claims,
     pub(crate) estimate: Lock<SizeEstimate>,
@@ -166,6 +168,7 @@ impl Node {
             unix,
             buckets: Buckets::new(id, epoch, settings.clone(), spawner.clone(), metrics, ping),
             joined: Snapshot::new(false),
+            settled: Snapshot::new(false),
             keeping,
             claims: Claims::new(metrics),
             estimate: Lock::new(ESTIMATE, SizeEstimate::new(), metrics),

@@ -18,7 +18,7 @@ use crate::{
     inflight::InFlight,
     logic::{
         Contact, Key, Rtt,
-        lookup::{Asked, Failure, Goal, Lead, Lookup, LookupSettings, Outcome, Reason, Step, Verdict},
+        lookup::{Asked, Failure, Goal, Lead, Lookup, LookupSettings, Named, Outcome, Reason, Step, Verdict},
         table::Entry,
         wire::{Answer, Request},
     },
@@ -162,9 +162,15 @@ pub(crate) async fn search<Q: Quest>(node: &Node, plan: Plan, quest: &mut Q) -> 
                     // A bucket that is slow to hear of it takes none of what is left of the time.
                     let _ = plan.deadline.limit("route", heard).await;
                 }
-                let closer = closer_of(&mut answer, node, &lookup, observed);
+                let closer = closer_of(&mut answer);
                 let found = quest.on_answer(observed, answer).await;
-                lookup.on_answer(&question.to.id, closer, found, at);
+                let closer = closer.into_iter().filter_map(|contact| node.usable(contact, observed));
+                lookup.on_answer(
+                    &question.to.id,
+                    closer.map(|contact| Stranger { contact, node }),
+                    found,
+                    at,
+                );
             }
             Err(failure) => {
                 if !failure.is_the_peers() && !question.is_again {
@@ -237,23 +243,28 @@ fn drop_question(node: &Node, out: &mut Questions, peer: &NodeId) {
     }
 }
 
-/// Takes the peers that an answer names, with addresses that its sender may name.
-fn closer_of(answer: &mut Answer, node: &Node, lookup: &Lookup, observed: IpAddr) -> Vec<Lead> {
-    let (Answer::Nodes { closer } | Answer::Found { closer, .. }) = answer else { return Vec::new() };
-    let usable = |contact: Contact| {
-        let policy = node.policy;
-        if contact.addrs.iter().all(|addr| policy.allows(addr, observed)) {
-            return Some(contact);
-        }
-        let addrs = policy.usable(&contact.addrs, observed);
-        (!addrs.is_empty()).then(|| Contact { id: contact.id, addrs: addrs.into() })
-    };
-    // Most are named again and again, and what is known of them was looked up the first time.
-    let lead = |contact: Contact| match lookup.has_heard_of(&contact.id) {
-        true => Lead::from(contact),
-        false => node.lead(contact),
-    };
-    std::mem::take(closer).into_iter().filter_map(usable).map(lead).collect()
+/// Takes the peers that an answer names.
+fn closer_of(answer: &mut Answer) -> Vec<Contact> {
+    match answer {
+        Answer::Nodes { closer } | Answer::Found { closer, .. } => std::mem::take(closer),
+        _ => Vec::new(),
+    }
+}
+
+/// Somebody whom an answer names. Of most of them the search has heard.
+struct Stranger<'a> {
+    contact: Contact,
+    node: &'a Node,
+}
+
+impl Named for Stranger<'_> {
+    fn contact(&self) -> &Contact {
+        &self.contact
+    }
+
+    fn into_lead(self) -> Lead {
+        self.node.lead(self.contact)
+    }
 }
 
 impl Node {
@@ -261,6 +272,15 @@ impl Node {
         let reply = self.network().ask(&to, Arc::clone(request), deadline);
         let asked = self.since(now());
         out.push_boxed(Question { to, hedge, asked, deadline, is_again: false }, reply);
+    }
+
+    /// `contact`, which a peer at `observed` named, with the addresses that such a peer may name; nothing if it has none.
+    fn usable(&self, contact: Contact, observed: IpAddr) -> Option<Contact> {
+        if contact.addrs.iter().all(|addr| self.policy.allows(addr, observed)) {
+            return Some(contact);
+        }
+        let addrs = self.policy.usable(&contact.addrs, observed);
+        (!addrs.is_empty()).then(|| Contact { id: contact.id, addrs: addrs.into() })
     }
 
     /// `peer`, whom others named and who has answered, as far as it is known where it takes calls: where it was dialled,

@@ -101,6 +101,26 @@ impl From<super::table::Entry> for Lead {
     }
 }
 
+/// Somebody whom an answer names. What else is known of it is asked for only if the search has not heard of it: most are
+/// named again and again.
+pub trait Named {
+    /// Who and where, as it was named.
+    fn contact(&self) -> &Contact;
+
+    /// The same with what is known of it.
+    fn into_lead(self) -> Lead;
+}
+
+impl Named for Lead {
+    fn contact(&self) -> &Contact {
+        &self.contact
+    }
+
+    fn into_lead(self) -> Lead {
+        self
+    }
+}
+
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -224,7 +244,7 @@ impl Lookup {
     pub fn on_answer(
         &mut self,
         peer: &NodeId,
-        closer: impl IntoIterator<Item = Lead>,
+        closer: impl IntoIterator<Item: Named>,
         found: usize,
         now: Duration,
     ) {
@@ -234,9 +254,9 @@ impl Lookup {
         let hop = self.questions[question].asked.hop.saturating_add(1);
         let path = self.questions[question].path;
         let mut named = 0;
-        for lead in closer.into_iter().take(K) {
+        for peer in closer.into_iter().take(K) {
             named += 1;
-            self.learn(lead, hop, path, Some(question));
+            self.learn(peer, hop, path, Some(question));
         }
         self.trim();
         self.found += found;
@@ -250,12 +270,6 @@ impl Lookup {
             let delay = aside_at.saturating_sub(asked.at);
             *aside_at = asked.at.saturating_add(delay.saturating_mul(DIAL_ROUNDS));
         }
-    }
-
-    /// Whether it has heard of `peer`, so that what else is known of it comes too late.
-    #[must_use]
-    pub fn has_heard_of(&self, peer: &NodeId) -> bool {
-        self.find(peer).is_some()
     }
 
     /// The question to `peer` failed.
@@ -371,6 +385,9 @@ impl Lookup {
             let of_path = |question: &&Question| question.stage == Stage::Active && question.path == path;
             self.questions.iter().filter(of_path).count()
         };
+        if paths == 1 {
+            return if active(0) < share { self.pick_for(0).map(|at| (at, 0)) } else { None };
+        }
         let mut order: Vec<(usize, usize)> = (0..paths).map(|path| (active(path), path)).collect();
         order.sort_unstable();
         order
@@ -484,17 +501,19 @@ impl Lookup {
         self.candidates.binary_search_by_key(distance, |candidate| candidate.distance)
     }
 
-    fn learn(&mut self, lead: Lead, hop: u8, path: usize, source: Option<usize>) {
-        if lead.contact.id == self.own {
+    fn learn(&mut self, peer: impl Named, hop: u8, path: usize, source: Option<usize>) {
+        let Contact { id, addrs } = peer.contact();
+        if *id == self.own {
             return;
         }
-        let distance = self.target.distance(&lead.contact.id);
+        let distance = self.target.distance(id);
         let at = match self.place(&distance) {
             Ok(at) => {
-                self.candidates[at].hear(&lead.contact.addrs);
+                self.candidates[at].hear(addrs);
                 at
             }
             Err(at) => {
+                let lead = peer.into_lead();
                 let candidate = Candidate {
                     distance,
                     contact: lead.contact,

@@ -3,9 +3,12 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use ron_core::net::Identity;
-use ron_dht::{Dht, DhtError, Key, Preset, ProviderRecord, Settings, Value};
+use ron_dht::{
+    Dht, DhtError, Key, Preset, ProviderRecord, Settings, Value,
+    network::{Request, Sender, Served},
+};
 
-use super::world::{START, World, host, key, soon};
+use super::world::{START, World, contact, host, id, key, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -229,4 +232,35 @@ async fn one_of_many_keys_is_stored_around_a_made_up_neighbourhood_too() {
     let all: usize = (0..500).map(holders).sum();
     assert!(all < 500 * 22, "{all} copies: those around honest keys are twenty");
     host.shutdown().await;
+}
+
+/// Four hostile nodes for every honest one call a node as soon as it is up, each from an address of its own, and answer
+/// whatever they are asked. They may have the places that nobody else wants. Those whom the node found itself stay.
+#[tokio::test(start_paused = true)]
+async fn who_calls_first_and_most_does_not_get_the_table() {
+    for is_late in [false, true] {
+        let (world, host) = (World::of(200), host());
+        let honest = world.peers();
+        let dht = match is_late {
+            false => world.start(1000, &host, Dht::builder()).await.unwrap(),
+            true => world.node(1000, &host, Dht::builder()).await,
+        };
+        let answers = world.real(&dht.node_id()).upgrade().unwrap();
+        for number in 5000..5800 {
+            let contact = contact(&id(number));
+            let sender = Sender { id: contact.id, ip: contact.addrs[0].ip() };
+            let ping = Request::Ping { listening: contact.addrs.to_vec() };
+            assert!(matches!(answers.answer(sender, ping, soon()), Served::Now(Ok(_))));
+            if number % 4 == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        tokio::time::sleep(600 * SECOND).await;
+        let peers = dht.peers();
+        let kept = peers.iter().filter(|entry| honest.contains(&entry.contact.id)).count();
+        assert!(peers.len() > kept, "they did come");
+        assert!(kept * 2 >= peers.len(), "{kept} of {} are honest, late: {is_late}", peers.len());
+        drop(answers);
+        host.shutdown().await;
+    }
 }

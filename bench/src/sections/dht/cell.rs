@@ -70,9 +70,15 @@ impl Plan {
         if self.is_quick { Duration::from_millis(200) } else { Duration::from_secs(2) }
     }
 
-    /// With nothing to do, before and while the cost of that is taken.
-    fn settle(&self) -> Duration {
-        if self.is_quick { Duration::from_millis(100) } else { Duration::from_secs(2) }
+    /// With nothing to do, before the cost of that is taken: what joining and searching left over is put away by then. Of two
+    /// links that two nodes opened to each other at once, ours close one after four seconds.
+    fn rest(&self) -> Duration {
+        if self.is_quick { Duration::from_millis(100) } else { Duration::from_secs(6) }
+    }
+
+    /// With nothing to do, while the cost of that is taken.
+    fn idle(&self) -> Duration {
+        if self.is_quick { Duration::from_millis(100) } else { Duration::from_secs(4) }
     }
 
     fn start_limit(&self) -> Duration {
@@ -124,9 +130,9 @@ async fn measure(name: &str, plan: Plan) -> Outcome<Figures> {
     let warm = (0..WARM_UP).map(|at| Job { node: at % plan.askers(), key: chance.key() }).collect();
     nodes.run(Kind::Closest, warm, JOINING, plan.phase() * 2).await?;
 
-    tokio::time::sleep(plan.settle()).await;
+    tokio::time::sleep(plan.rest()).await;
     let watch = Stopwatch::start();
-    tokio::time::sleep(plan.settle()).await;
+    tokio::time::sleep(plan.idle()).await;
     let idle = watch.stop(1);
     let idle = idle.cpu.as_secs_f64() / idle.wall.as_secs_f64();
     figures.set("idle.percent", idle * 100.0);

@@ -274,7 +274,7 @@ fn a_fast_error_does_not_beat_a_slower_answer() {
     script.asks();
     script.at(1).fail(1).fail(2);
     assert_eq!(script.lookup.poll(ms(1)), Step::Wait { until: ms(250) });
-    script.lookup.on_answer(&id(3), [], 1, ms(200));
+    script.lookup.on_answer(&id(3), leads([]), 1, ms(200));
     let verdict = script.at(200).verdict();
     assert_eq!((verdict.reason, verdict.found), (Reason::Enough, 1));
 }
@@ -286,7 +286,7 @@ fn enough_is_enough() {
     script.asks();
     script.lookup.on_answer(&id(2), leads([7]), 1, ms(40));
     assert_eq!(script.at(40).asks(), [4]);
-    script.lookup.on_answer(&id(1), [], 1, ms(50));
+    script.lookup.on_answer(&id(1), leads([]), 1, ms(50));
     let verdict = script.at(50).verdict();
     assert_eq!((verdict.reason, verdict.found), (Reason::Enough, 2));
     assert_eq!(verdict.losers, [id(3), id(4)]);
