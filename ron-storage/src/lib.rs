@@ -42,12 +42,16 @@
 //! | change settings while it runs | [`Store::reload`] |
 //! | serve it over HTTP | the module `http`, with the feature `http` |
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
+//! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
+//! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
 
 mod actor;
 mod buffers;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
+#[cfg(feature = "net")]
+pub mod fetch;
 mod handle;
 mod holds;
 #[cfg(feature = "http")]
@@ -60,6 +64,8 @@ pub mod logic;
 mod metrics;
 mod objects;
 mod opening;
+#[cfg(feature = "net")]
+mod partial;
 #[cfg(feature = "net")]
 pub mod peers;
 #[cfg(feature = "planted-bugs")]
@@ -102,8 +108,8 @@ pub fn inventory() -> ron_core::Inventory {
     ];
     #[cfg(feature = "net")]
     {
-        lanes.push(peers::LINKS);
-        locks.push(peers::OFFERS);
+        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS]);
+        locks.extend([peers::OFFERS, partial::PARTIALS]);
     }
     let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
     ron_core::Inventory::of(&lanes, &tasks, &locks)
