@@ -42,12 +42,16 @@
 //! | change settings while it runs | [`Store::reload`] |
 //! | serve it over HTTP | the module `http`, with the feature `http` |
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
+//! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
+//! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
 
 mod actor;
 mod buffers;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
+#[cfg(feature = "net")]
+pub mod fetch;
 mod handle;
 mod holds;
 #[cfg(feature = "http")]
@@ -60,6 +64,10 @@ pub mod logic;
 mod metrics;
 mod objects;
 mod opening;
+#[cfg(feature = "net")]
+mod partial;
+#[cfg(feature = "net")]
+pub mod peers;
 #[cfg(feature = "planted-bugs")]
 #[doc(hidden)]
 pub mod planted;
@@ -87,17 +95,22 @@ pub use writing::{Durability, Put, Stored};
 /// What a store may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
-    ron_core::Inventory::of(
-        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
-        &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER],
-        &[
-            streams::PLACES,
-            holds::HOLDS,
-            objects::TABLE,
-            touched::TOUCHED,
-            large::OPENED,
-            proven::PROVEN,
-            buffers::BUFFERS,
-        ],
-    )
+    let mut lanes =
+        vec![actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS];
+    let mut locks = vec![
+        streams::PLACES,
+        holds::HOLDS,
+        objects::TABLE,
+        touched::TOUCHED,
+        large::OPENED,
+        proven::PROVEN,
+        buffers::BUFFERS,
+    ];
+    #[cfg(feature = "net")]
+    {
+        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS]);
+        locks.extend([peers::OFFERS, partial::PARTIALS]);
+    }
+    let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
+    ron_core::Inventory::of(&lanes, &tasks, &locks)
 }

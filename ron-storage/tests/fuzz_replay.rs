@@ -4,6 +4,8 @@
 
 #[path = "../fuzz/bodies/ids.rs"]
 mod ids;
+#[path = "../fuzz/bodies/messages.rs"]
+mod messages;
 #[path = "../fuzz/bodies/proof.rs"]
 mod proof;
 #[path = "../fuzz/bodies/range.rs"]
@@ -34,6 +36,11 @@ fn replay(target: &str, times: usize, lengths: std::ops::Range<usize>, body: fn(
 #[test]
 fn ids() {
     replay("ids", 2000, 1..80, ids::ids);
+}
+
+#[test]
+fn messages() {
+    replay("messages", 2000, 1..120, messages::messages);
 }
 
 #[test]
