@@ -146,7 +146,7 @@ fn settings_of_the_log_are_taken_over_while_it_runs() {
     std::fs::write(&file, "[registry]\nproposals_lane = 20\n").unwrap();
     hang_up(&daemon);
     daemon.eventually("/metrics", |answer| {
-        answer.contains("ron_registry_reload_fail_total{reason=\"config\"} 1")
+        answer.contains("refd_config_update_total{result=\"needs_restart\"} 1")
     });
     assert!(daemon.child.try_wait().unwrap().is_none(), "it runs on");
     daemon.terminate();
