@@ -1,20 +1,13 @@
 //! Starts the subsystems in the order in which they need each other, and stops them in reverse.
 
-use std::{
-    error::Error,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{error::Error, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use axum::{Router, http::StatusCode};
 use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
-    Event, Metrics, Supervisor,
+    Deadline, Event, Inbox, Metrics, Snapshot, Subscriber, Supervisor,
     auth::{Authorizer, TokenFile},
     disk::RealDisk,
-    http::{HttpMetrics, Problem, Server, VersionInfo, ops_router},
+    http::{HttpMetrics, VersionInfo, ops_router},
     net::{Endpoint, Identity, NetError},
 };
 use ron_dht::{Dht, DhtError};
@@ -24,19 +17,32 @@ use ron_storage::{StorageError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
+    admin::Admin,
     config::{Config, ConfigError},
+    doctor, gossip,
+    life::{self, Stops},
     log,
+    reload::{self, Desk, Order, Parts, SetFilter},
+    systemd::Notify,
     topics::{self, ByDht},
 };
+
+/// What a reload that nobody waits for may take.
+const RELOAD_MAX: Duration = Duration::from_secs(10);
 
 /// A node that runs.
 pub(crate) struct Running {
     /// Under it everything else lives.
     pub(crate) host: Supervisor,
     /// Health, readiness, metrics, and the routes of the subsystems.
-    pub(crate) admin: Server,
-    /// Where the token is that their changes need.
-    pub(crate) token: PathBuf,
+    pub(crate) admin: Admin,
+    /// The token that their changes need.
+    pub(crate) tokens: TokenFile,
+    /// Where other settings are asked for, and who asked.
+    pub(crate) desk: Desk,
+    pub(crate) orders: Inbox<Order>,
+    /// What only this program counts.
+    pub(crate) metrics: Metrics,
     /// Its place on the network.
     pub(crate) endpoint: Endpoint,
     /// Finds peers and content.
@@ -52,10 +58,16 @@ pub(crate) struct Running {
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
 pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
-    let data = config.data_dir()?;
-    std::fs::create_dir_all(&data).map_err(|error| format!("{}: {error}", data.display()))?;
-    let identity = Identity::load_or_create(data.join("node.key"))?;
-    let tokens = TokenFile::open(data.join("token"))?;
+    // A node without a memory has no place for data, not even an empty one.
+    let data = if config.node.amnesia { None } else { Some(config.data_dir()?) };
+    let identity = match &data {
+        None => Identity::generate()?,
+        Some(data) => {
+            std::fs::create_dir_all(data).map_err(|error| format!("{}: {error}", data.display()))?;
+            Identity::load_or_create(data.join("node.key"))?
+        }
+    };
+    let tokens = TokenFile::open(config.token_file()?)?;
 
     let mut scraped = Prometheus::default();
     let core = Metrics::register("ron_core", &mut scraped);
@@ -64,21 +76,21 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let of_storage = Metrics::register("ron_storage", &mut scraped);
     let of_registry = Metrics::register("ron_registry", &mut scraped);
     let of_http = HttpMetrics::register("refd", &mut scraped);
+    let of_refd = Metrics::register("refd", &mut scraped);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut scraped);
     let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let ops = ops_router(host.ready().clone(), Arc::new(scraped), version);
-    let admin = Server::builder(Router::new().fallback(starting)).ops(ops).listen(config.admin.listen);
-    let admin = admin.metrics(core).http_metrics(of_http).start(&host).await;
-    let admin = admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
+    let admin = Admin::start(&config.admin, ops, core, of_http, &host).await;
+    let mut admin =
+        admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
 
     let store = Store::builder().settings(config.storage.settings()).metrics(of_storage);
-    let store = if config.storage.memory {
-        store.memory()
-    } else {
-        store.data(Arc::new(RealDisk::open(&data)?), "store")
+    let store = match data.as_deref().filter(|_| !config.storage.memory) {
+        None => store.memory(),
+        Some(data) => store.data(Arc::new(RealDisk::open(data)?), "store"),
     };
-    let store = store.start(&host).await.map_err(|error| with_path(&data, error))?;
+    let store = store.start(&host).await.map_err(|error| with_path(data.as_deref(), error))?;
 
     let mut endpoint = Endpoint::builder(identity);
     for addr in &config.net.listen {
@@ -89,12 +101,17 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         error => error.into(),
     })?;
 
-    let dht = Dht::builder().settings(config.dht.settings());
-    let dht = dht.seeds(config.seeds()?).external(config.net.external.clone());
-    let dht = dht.metrics(of_dht).data(Arc::new(RealDisk::open(&data)?), "dht").start(&endpoint, &host).await;
-    let dht = dht.map_err(|error| match error {
-        DhtError::Store { .. } => format!("{}: {error}", data.join("dht").display()).into(),
-        error => Box::<dyn Error>::from(error),
+    let dht = Dht::builder().settings(config.dht.settings()).seeds(config.seeds()?);
+    let dht = dht.external(config.net.external.clone()).metrics(of_dht);
+    let dht = match &data {
+        None => dht,
+        Some(data) => dht.data(Arc::new(RealDisk::open(data)?), "dht"),
+    };
+    let dht = dht.start(&endpoint, &host).await.map_err(|error| match (error, &data) {
+        (error @ DhtError::Store { .. }, Some(data)) => {
+            format!("{}: {error}", data.join("dht").display()).into()
+        }
+        (error, _) => Box::<dyn Error>::from(error),
     })?;
 
     let overlay =
@@ -104,20 +121,35 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
 
     let links = Links::start(&endpoint, &host)?;
     let registry =
-        log::start(&config.registry, &data, endpoint.node_id(), &links, of_registry, &host).await?;
+        log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
-    let token = tokens.path().to_owned();
-    let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
-    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
+    let allowed: Arc<dyn Authorizer> = Arc::new(tokens.clone());
+    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&allowed)));
     let of_store =
-        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
-    links.serve(&registry, Some(Arc::clone(&tokens)));
-    let of_registry =
-        ron_registry::http::router(&registry).merge(ron_registry::http::guarded(&registry, tokens));
+        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&allowed)));
+    links.serve(&registry, Some(Arc::clone(&allowed)));
+    let of_registry = ron_registry::http::router(&registry)
+        .merge(ron_registry::http::guarded(&registry, Arc::clone(&allowed)));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
-    admin.mount(routes);
-    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links })
+    let (desk, orders) = Desk::open(&of_refd);
+    let routes = routes.merge(gossip::router(&overlay, Arc::clone(&allowed), &of_refd));
+    admin.mount(routes.merge(desk.router(allowed, &of_refd)));
+    let metrics = of_refd;
+    Ok(Running {
+        host,
+        admin,
+        tokens,
+        desk,
+        orders,
+        metrics,
+        endpoint,
+        dht,
+        overlay,
+        store,
+        registry,
+        _links: links,
+    })
 }
 
 /// An address that is taken, and where another is chosen.
@@ -128,7 +160,8 @@ fn elsewhere(error: &dyn Error, addr: SocketAddr, by: &str) -> Box<dyn Error> {
 }
 
 /// The store says what is wrong, and this where.
-fn with_path(data: &Path, error: StorageError) -> Box<dyn Error> {
+fn with_path(data: Option<&Path>, error: StorageError) -> Box<dyn Error> {
+    let Some(data) = data else { return error.into() };
     if matches!(error, StorageError::Locked { .. }) {
         let data = data.display();
         return format!("{data} is in use by another node; give this one its own with --data-dir").into();
@@ -136,39 +169,17 @@ fn with_path(data: &Path, error: StorageError) -> Box<dyn Error> {
     format!("{}: {}", data.join("store").display(), crate::with_causes(&error)).into()
 }
 
-/// Answers for whatever is still being started.
-async fn starting() -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "starting", "the node is starting")
-        .retry_after(Duration::from_secs(1))
-}
-
-/// Takes over what may change while the node runs: of the DHT and of the log, so far. A section in which something cannot
-/// change is said, and stays as it was.
-fn reload(node: &Running, config: Result<Config, ConfigError>) {
-    let config = match config {
-        Ok(config) => config,
-        Err(error) => {
-            return eprintln!("refd: the settings stay as they are: {}", crate::with_causes(&error));
-        }
-    };
-    let of_dht = node.dht.reload(config.dht.settings()).map_err(|error| crate::with_causes(&error));
-    let of_log = node.registry.reload_by(ReloadSource::Signal, config.registry.settings());
-    let of_log = of_log.map_err(|error| crate::with_causes(&error));
-    for (what, taken) in [("the DHT", of_dht), ("the log", of_log)] {
-        match taken {
-            Ok(()) => println!("settings of {what} taken over"),
-            Err(error) => eprintln!("refd: the settings of {what} stay as they are: {error}"),
-        }
-    }
-}
-
 /// Runs a node until it is asked to stop, then drains it. A second request cuts it off. SIGHUP reads the settings `again`.
 pub(crate) async fn run(
     config: Config,
-    again: impl Fn() -> Result<Config, ConfigError>,
+    again: impl Fn() -> Result<Config, ConfigError> + Send + Sync + 'static,
+    set_filter: SetFilter,
 ) -> Result<(), Box<dyn Error>> {
     let mut hangup = signal(SignalKind::hangup())?;
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut stops, notify) = (Stops::new()?, Notify::from_env());
+    if let Some(short) = doctor::descriptors_short(&config) {
+        tracing::warn!("{short}");
+    }
     let node = start(&config).await?;
     println!("node {}", node.endpoint.node_id());
     for addr in node.endpoint.local_addrs() {
@@ -176,7 +187,10 @@ pub(crate) async fn run(
     }
     for addr in node.admin.local_addrs() {
         println!("health, readiness and metrics on http://{addr}/readyz?verbose");
-        println!("the DHT on http://{addr}/dht/status; changes need the token in {}", node.token.display());
+        println!(
+            "the DHT on http://{addr}/dht/status; changes need the token in {}",
+            node.tokens.path().display()
+        );
         println!(
             "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
             config.overlay.topics.len()
@@ -192,48 +206,68 @@ pub(crate) async fn run(
             if node.registry.follows() { ", followed" } else { "" },
         );
     }
-    let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());
-    let watch = async {
-        let mut looked = None;
-        loop {
-            tokio::select! {
-                Some(event) = of_dht.recv() => {
-                    // A table that is as it was is no news, however often it was looked over.
-                    let is_look = matches!(event, Event::Item(ron_dht::Event::Refreshed { .. }));
-                    if !is_look || looked.as_ref() != Some(&event) {
-                        tracing::info!(?event, "dht");
-                    }
-                    looked = if is_look { Some(event) } else { looked };
+    let Running { host, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } = node;
+    let events = (dht.events(), overlay.events());
+    let config = Snapshot::new(config);
+    let kept = registry.clone();
+    let parts = Parts { dht, overlay, store, registry, tokens, admin, set_filter };
+    reload::start(&desk, orders, &host, parts, config.clone(), again, metrics);
+    let reloading = async {
+        while hangup.recv().await.is_some() {
+            let done = desk.reload(ReloadSource::Signal, Deadline::after(RELOAD_MAX)).await;
+            match done {
+                Ok(Ok(changed)) => println!("settings taken over: {} changed", changed.join(", ")),
+                Ok(Err(error)) => {
+                    eprintln!("refd: the settings stay as they are: {}", crate::with_causes(&error))
                 }
-                Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
-                Some(()) = hangup.recv() => reload(&node, again()),
-                else => std::future::pending().await,
+                Err(error) => eprintln!("refd: the settings stay as they are: {error}"),
             }
         }
     };
+    let living = async {
+        loop {
+            notify.due().await;
+            notify.say("WATCHDOG=1");
+        }
+    };
+    let gate = life::gate(&host);
+    notify.say("READY=1");
     let fatal = tokio::select! {
-        () = watch => None,
-        _ = terminate.recv() => None,
-        _ = interrupt.recv() => None,
-        fatal = node.host.fatal() => Some(fatal),
+        () = tell(events.0, events.1) => None,
+        () = living => None,
+        () = async { reloading.await; std::future::pending().await } => None,
+        () = stops.next() => None,
+        fatal = host.fatal() => Some(fatal),
     };
+    notify.say("STOPPING=1");
     println!("stopping");
-    let stopped = tokio::select! {
-        stopped = node.host.shutdown() => stopped,
-        _ = terminate.recv() => return Err("cut off by a second request to stop".into()),
-        _ = interrupt.recv() => return Err("cut off by a second request to stop".into()),
-    };
-    if let Err(error) =
-        config.data_dir().map_err(std::io::Error::other).and_then(|data| log::remember(&node.registry, &data))
-    {
-        tracing::warn!(%error, "how far the log was verified could not be kept");
+    let pause = Duration::from_millis(config.load().node.pre_stop_ms);
+    let ended = life::stop(&host, &gate, pause, fatal, stops.next()).await;
+    let config = config.load();
+    if let Some(data) = config.data_dir().ok().filter(|_| !config.node.amnesia) {
+        if let Err(error) = log::remember(&kept, &data) {
+            tracing::warn!(%error, "how far the log was verified could not be kept");
+        }
     }
-    println!(
-        "stopped: {} tasks drained, {} cut off, {:?}",
-        stopped.drained, stopped.aborted, stopped.elapsed
-    );
-    match fatal {
-        None => Ok(()),
-        Some(fatal) => Err(format!("a task failed: {fatal:?}").into()),
+    ended?;
+    Ok(())
+}
+
+/// Logs what happens, for ever.
+async fn tell(mut of_dht: Subscriber<ron_dht::Event>, mut of_overlay: Subscriber<ron_overlay::Event>) {
+    let mut looked = None;
+    loop {
+        tokio::select! {
+            Some(event) = of_dht.recv() => {
+                // A table that is as it was is no news, however often it was looked over.
+                let is_look = matches!(event, Event::Item(ron_dht::Event::Refreshed { .. }));
+                if !is_look || looked.as_ref() != Some(&event) {
+                    tracing::info!(?event, "dht");
+                }
+                looked = if is_look { Some(event) } else { looked };
+            }
+            Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
+            else => std::future::pending().await,
+        }
     }
 }

@@ -21,8 +21,10 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
+    ask::{AskError, Node},
     config::{Config, Flags},
     progress::Progress,
+    tree::{self, Tree, TreeError},
 };
 
 /// What each exit code means, for `--help`.
@@ -52,7 +54,7 @@ pub(crate) struct Target {
     /// The node, as the URL of its admin listener [default: where this machine's node listens].
     #[arg(long, value_name = "URL")]
     node: Option<String>,
-    /// The file with the node's token [default: `token` in the data directory].
+    /// The file with the node's token [default: $REFD_TOKEN_FILE, or `token` in the data directory].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// The data directory of the node on this machine, for its token.
@@ -98,14 +100,36 @@ impl Target {
         })
     }
 
+    /// What it may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// For routes that have no client of their own.
+    pub(crate) fn node_asked(&self) -> Result<Node, Box<dyn Error>> {
+        let (node, token) = self.node()?;
+        Ok(Node::new(&node, token)?)
+    }
+
+    /// One request, and its whole answer.
+    pub(crate) async fn ask(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<serde_json::Value, Box<dyn Error>> {
+        Ok(self.node_asked()?.ask(method, path, body, self.deadline()).await?)
+    }
+
     /// Where the node is, and its token if there is one here.
     fn node(&self) -> Result<(String, Option<String>), Box<dyn Error>> {
         let flags = Flags::in_dir(self.data_dir.clone());
         let config = Config::load(self.config.as_deref(), std::env::vars(), flags)?;
         let node = self.node.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
-        let (path, is_asked_for) = match &self.token_file {
-            Some(path) => (path.clone(), true),
-            None => (config.data_dir()?.join("token"), false),
+        let named = || std::env::var_os("REFD_TOKEN_FILE").map(PathBuf::from);
+        let (path, is_asked_for) = match self.token_file.clone().or_else(named) {
+            Some(path) => (path, true),
+            None => (config.token_file()?, false),
         };
         match std::fs::read_to_string(&path) {
             Ok(token) => Ok((node, Some(token.trim().to_owned()))),
@@ -119,12 +143,12 @@ impl Target {
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
-    /// Stores a file, or standard input, and prints its id.
+    /// Stores a file, a directory, or standard input, and prints its id.
     #[command(after_help = CODES)]
     Put {
-        /// The file; `-` is standard input.
+        /// The file or directory; `-` is standard input. The id of a directory is that of a list of its files.
         file: PathBuf,
-        /// Pins it, so that no collection removes it.
+        /// Pins it, so that no collection removes it, and with a directory each of its files.
         #[arg(long)]
         pin: bool,
         /// Does not wait until it is on disk.
@@ -133,7 +157,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Fetches an object, verified, to standard output or into a file.
+    /// Fetches an object, verified, to standard output, into a file or, if it was a directory, into one.
     #[command(after_help = CODES)]
     Get {
         /// Its id: `b3:...` or a CID.
@@ -142,6 +166,9 @@ pub(crate) enum Request {
         /// Where to put it. What was fetched of it before is kept in FILE.part, and fetching goes on from there.
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// The list of a directory as it is, and not the directory.
+        #[arg(long, requires = "output")]
+        raw: bool,
         /// Only these bytes, as in 0-99 or 100-; not into a file that may be continued.
         #[arg(long, value_name = "FIRST-LAST", value_parser = range, conflicts_with = "output")]
         range: Option<(u64, Option<u64>)>,
@@ -210,9 +237,19 @@ fn range(text: &str) -> Result<(u64, Option<u64>), String> {
 /// Asks, and prints the answer.
 pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     match request {
+        Request::Put { file, pin, buffered, target } if file.is_dir() => {
+            put_dir(&file, pin, buffered, &target).await
+        }
         Request::Put { file, pin, buffered, target } => put(&file, pin, buffered, &target).await,
-        Request::Get { id, output: Some(output), target, .. } => get_file(id, &output, &target).await,
-        Request::Get { id, output: None, range, target } => get(id, range, &target).await,
+        Request::Get { id, output: Some(output), raw, target, .. } => {
+            let client = target.client()?;
+            let tree = if raw { None } else { tree::look(&client, id, target.deadline()).await? };
+            match tree {
+                Some(tree) => get_dir(id, &tree, &client, &output, &target).await,
+                None => get_file(id, &output, &target).await,
+            }
+        }
+        Request::Get { id, output: None, range, target, .. } => get(id, range, &target).await,
         Request::Stat { id, target } => {
             let stat = target.client()?.stat(id, target.deadline()).await?;
             say_stat(&stat, target.json)
@@ -319,6 +356,45 @@ async fn put(file: &Path, pin: bool, buffered: bool, target: &Target) -> Result<
     say(target, stored.id, json)
 }
 
+/// Every file first and the list last, so that whoever has its id can have the rest.
+async fn put_dir(dir: &Path, pin: bool, buffered: bool, target: &Target) -> Result<(), Box<dyn Error>> {
+    let client = target.client()?;
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    for (below, path, meta) in tree::walk(dir)? {
+        if meta.is_dir() {
+            entries.push((below, None, false));
+            continue;
+        }
+        let (source, len) = open(&path).await?;
+        let source = Reading { source, progress: Progress::new("put", len) };
+        let options = PutOptions { pin, buffered, len };
+        let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
+        bytes += stored.size;
+        entries.push((below, Some((stored.id, stored.size)), tree::is_executable(&meta)));
+    }
+    let files = entries.iter().filter(|(_, content, _)| content.is_some()).count();
+    let list = tree::list(entries);
+    let options = PutOptions { pin, buffered, len: Some(list.len() as u64) };
+    let source: Source = Box::pin(io::Cursor::new(list));
+    let source = Reading { source, progress: Progress::new("put", options.len) };
+    let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
+    let json =
+        json!({"id": stored.id.to_string(), "cid": stored.id.to_cid(), "files": files, "bytes": bytes});
+    say(target, stored.id, json)
+}
+
+async fn get_dir(
+    id: ContentId,
+    tree: &Tree,
+    client: &Client,
+    output: &Path,
+    target: &Target,
+) -> Result<(), Box<dyn Error>> {
+    let (files, bytes) = tree::restore(tree, client, output, || target.deadline()).await?;
+    let path = output.display().to_string();
+    say(target, id, json!({"id": id.to_string(), "files": files, "bytes": bytes, "path": path}))
+}
+
 type Source = Pin<Box<dyn AsyncRead + Send>>;
 
 async fn open(file: &Path) -> Result<(Source, Option<u64>), Box<dyn Error>> {
@@ -328,9 +404,6 @@ async fn open(file: &Path) -> Result<(Source, Option<u64>), Box<dyn Error>> {
     let named = |error: io::Error| format!("{}: {error}", file.display());
     let open = tokio::fs::File::open(file).await.map_err(named)?;
     let meta = open.metadata().await.map_err(named)?;
-    if meta.is_dir() {
-        return Err(format!("{}: a directory is no object", file.display()).into());
-    }
     // A pipe or a device has no length to count on, nor has a file that the kernel makes up and calls empty.
     let len = Some(meta.len()).filter(|len| meta.is_file() && *len > 0);
     Ok((Box::pin(open), len))
@@ -462,11 +535,20 @@ struct Spoilt {
 
 /// What to do about it, where that is not plain.
 pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    match error.downcast_ref::<ClientError>() {
-        Some(ClientError::Unreachable { .. }) => {
-            Some("is `refd run` running there? another node is chosen with --node URL")
-        }
-        Some(ClientError::Refused { status: 401 | 403, .. }) => Some(
+    let of_storage = error.downcast_ref::<ClientError>();
+    let of_log = error.downcast_ref::<ron_registry::client::ClientError>();
+    let of_rest = error.downcast_ref::<AskError>();
+    let is_away = matches!(of_storage, Some(ClientError::Unreachable { .. }))
+        || matches!(of_log, Some(ron_registry::client::ClientError::Unreachable { .. }))
+        || matches!(of_rest, Some(AskError::Unreachable { .. }));
+    let is_denied = matches!(of_storage, Some(ClientError::Refused { status: 401 | 403, .. }))
+        || matches!(of_log, Some(ron_registry::client::ClientError::Refused { status: 401 | 403, .. }))
+        || matches!(of_rest, Some(AskError::Refused { status: 401 | 403, .. }));
+    let is_absent = matches!(of_storage, Some(ClientError::NotFound { .. }));
+    match () {
+        () if is_away => Some("is `refd run` running there? another node is chosen with --node URL"),
+        () if is_absent => Some("`refd ls` lists what is there; another node is chosen with --node URL"),
+        () if is_denied => Some(
             "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
              --data-dir",
         ),
@@ -479,8 +561,14 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() || error.is::<crate::registry::Caught>() {
         return 7;
     }
+    if let Some(TreeError::Malformed { .. } | TreeError::Astray { .. }) = error.downcast_ref() {
+        return 7;
+    }
     if let Some(error) = error.downcast_ref::<ron_registry::client::ClientError>() {
         return of_registry(error);
+    }
+    if let Some(error) = error.downcast_ref::<AskError>() {
+        return error.code();
     }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::NotFound { .. }) => 3,

@@ -32,40 +32,44 @@ fn origin(section: &RegistrySection, node: NodeId) -> String {
     section.origin.clone().unwrap_or_else(|| format!("refd/{node}"))
 }
 
-/// Opens the log, and begins to commit or to follow.
+/// Opens the log, and begins to commit or to follow. Without a place for `data` all of it is in memory.
 pub(crate) async fn start(
     section: &RegistrySection,
-    data: &Path,
+    data: Option<&Path>,
     node: NodeId,
     links: &Links,
     metrics: Metrics,
     host: &Supervisor,
 ) -> Result<Registry, Box<dyn Error>> {
     let dir = if section.follow.is_some() { "followed" } else { "registry" };
-    let store: Arc<dyn LogStore> = if section.memory {
-        Arc::new(MemoryStore::new())
-    } else {
-        let disk = Arc::new(RealDisk::open(data)?);
-        let store = JournalStore::open(host, disk, Path::new(dir), JournalStoreSettings::default()).await;
-        Arc::new(store.map_err(|error| format!("{}: {error}", data.join(dir).display()))?)
+    let store: Arc<dyn LogStore> = match data.filter(|_| !section.memory) {
+        None => Arc::new(MemoryStore::new()),
+        Some(data) => {
+            let disk = Arc::new(RealDisk::open(data)?);
+            let store = JournalStore::open(host, disk, Path::new(dir), JournalStoreSettings::default()).await;
+            Arc::new(store.map_err(|error| format!("{}: {error}", data.join(dir).display()))?)
+        }
     };
     let builder = match &section.follow {
         None => {
-            let key = Identity::load_or_create(data.join("registry.key"))?;
+            let key = match data {
+                Some(data) => Identity::load_or_create(data.join("registry.key"))?,
+                None => Identity::generate()?,
+            };
             let seed = blake3::derive_key(KEY_DOMAIN, key.sign(KEY_DOMAIN, b"").as_bytes());
             Registry::builder(&origin(section, node), seed)
         }
         Some(from) => follower(section, from, links)?,
     };
-    let evidence = data.join("evidence");
+    let evidence = data.map(|data| data.join("evidence"));
     // Where the verifier was; whoever changes the file only makes it check more or later.
-    let verified =
-        std::fs::read_to_string(data.join(VERIFIED)).ok().and_then(|text| text.trim().parse().ok());
+    let verified = data.and_then(|data| std::fs::read_to_string(data.join(VERIFIED)).ok());
+    let verified = verified.and_then(|text| text.trim().parse().ok());
     let builder = builder.settings(section.settings()).metrics(metrics).verified(verified.unwrap_or(0));
-    let builder = builder.on_evidence(move |found| {
-        if let Err(error) = keep(&evidence, found) {
-            tracing::error!(%error, %found, "evidence could not be kept");
-        }
+    let builder = builder.on_evidence(move |found| match evidence.as_deref().map(|dir| keep(dir, found)) {
+        Some(Ok(())) => {}
+        Some(Err(error)) => tracing::error!(%error, %found, "evidence could not be kept"),
+        None => tracing::error!(%found, "evidence that is kept nowhere"),
     });
     Ok(builder.start(store, host).await.map_err(|error| crate::with_causes(&error))?)
 }

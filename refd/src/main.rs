@@ -1,30 +1,50 @@
 //! `refd`: a node in a content-addressed network, assembled from the libraries of the family.
 
+mod admin;
+mod ask;
 mod assembly;
 mod backup;
 mod client;
 mod config;
 mod demo;
+mod doctor;
+mod going;
+mod gossip;
+mod init;
+mod life;
 mod log;
+mod network;
 mod progress;
 mod registry;
+mod reload;
+mod settings;
+mod systemd;
 mod topics;
+mod tree;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     client::{CODES, Request, Target},
     config::{Config, ConfigError, Flags},
+    life::Ended,
+    reload::SetFilter,
 };
 
 /// What the environment can say, for `--help`.
 const VARIABLES: &str = "\
 Environment:
   REFD_SECTION__KEY  A setting, written as in the file: REFD_DHT__PRESET=lan, REFD_NET__LISTEN='[\"127.0.0.1:4710\"]'
-  REFD_LOG           What is logged to standard error, as in `info` or `warn,ron_dht=debug` [default: warn]";
+  REFD_LOG           What is logged to standard error, as in `info` or `warn,ron_dht=debug` [default: warn]
+  REFD_TOKEN_FILE    Where the commands that ask a node find its token";
+
+/// What ends a run, after what the environment can say.
+fn help_of_run() -> String {
+    format!("{VARIABLES}\n\n{}", life::CODES)
+}
 
 /// A node in a content-addressed network.
 #[derive(Parser)]
@@ -37,9 +57,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Runs a node until SIGTERM or Ctrl-C. Needs no configuration.
-    #[command(after_help = VARIABLES)]
+    #[command(after_help = help_of_run())]
     Run {
-        /// A file with settings, as `refd check-config` prints them; variables win over it, and flags over those.
+        /// A file with settings, as `refd config template` prints one; variables win over it, and flags over those.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         #[command(flatten)]
@@ -47,6 +67,8 @@ enum Command {
     },
     #[command(flatten)]
     Ask(Request),
+    #[command(flatten)]
+    Network(network::Request),
     /// Founds a log, decides in it, and checks what it says.
     #[command(subcommand)]
     Registry(registry::Request),
@@ -71,12 +93,23 @@ enum Command {
     },
     /// Five nodes in this process show what a network of them does. Exits with 0 only if all of it held.
     Demo,
-    /// Says whether a configuration is in order, and prints it with its defaults filled in.
-    #[command(after_help = VARIABLES)]
-    CheckConfig {
-        /// The file with settings; without it, the defaults and the variables are printed.
-        #[arg(value_name = "FILE")]
-        config: Option<PathBuf>,
+    /// Checks, shows and explains settings.
+    #[command(subcommand)]
+    Config(settings::Request),
+    /// Makes a place for a node: its key, its token and a file with settings. Prints its id.
+    Init(init::Request),
+    /// Looks whether a node would run well here: disk, clock, descriptors, secrets, ports. Exits with 1 if not.
+    Doctor(doctor::Request),
+    /// Prints a script that lets a shell complete the commands.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Prints the manual page, or writes those of all commands into a directory.
+    Man {
+        /// The directory.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
 }
 
@@ -91,18 +124,33 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match perform(arguments.command) {
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = log.with_filter_reloading();
+    let handle = log.reload_handle();
+    log.init();
+    let set_filter: SetFilter = Arc::new(move |filter| {
+        let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
+        handle.reload(filter).map_err(|error| error.to_string())
+    });
+    match perform(arguments.command, set_filter) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));
             eprintln!("refd: {}{hint}", with_causes(&*error));
-            ExitCode::from(client::exit_code(&*error))
+            ExitCode::from(exit_code(&*error))
         }
     }
 }
 
-fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
+/// What the process ends with; the lists are in [`life::CODES`] and [`CODES`].
+fn exit_code(error: &(dyn std::error::Error + 'static)) -> u8 {
+    if let Some(ended) = error.downcast_ref::<Ended>() {
+        return ended.code();
+    }
+    if error.is::<ConfigError>() { 8 } else { client::exit_code(error) }
+}
+
+fn perform(command: Command, set_filter: SetFilter) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Run { config, flags } => {
             let again = move || {
@@ -110,7 +158,9 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
                 config.check()?;
                 Ok(config)
             };
-            runtime()?.block_on(assembly::run(again()?, again))
+            let config = again()?;
+            set_filter(&config.log.filter)?;
+            runtime()?.block_on(assembly::run(config, again, set_filter))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
         Command::Registry(request) => runtime()?.block_on(registry::perform(request)),
@@ -119,13 +169,20 @@ fn perform(command: Command) -> Result<(), Box<dyn std::error::Error>> {
         }
         Command::Restore { directory, target } => runtime()?.block_on(backup::restore(&directory, &target)),
         Command::Demo => runtime()?.block_on(demo::run()),
-        Command::CheckConfig { config } => {
-            let mut config = load(config.as_deref(), Flags::default())?;
-            config.check()?;
-            // A path that is not text has no form in the file, and stays a default.
-            config.node.data_dir = config.data_dir().ok().filter(|dir| dir.to_str().is_some());
-            print!("{}", config.to_toml());
+        Command::Config(request) => settings::perform(request),
+        Command::Network(request) => runtime()?.block_on(network::perform(request)),
+        Command::Init(request) => init::perform(request),
+        Command::Doctor(request) => doctor::perform(request),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "refd", &mut std::io::stdout());
             Ok(())
+        }
+        Command::Man { dir: None } => {
+            Ok(clap_mangen::Man::new(Arguments::command()).render(&mut std::io::stdout())?)
+        }
+        Command::Man { dir: Some(dir) } => {
+            std::fs::create_dir_all(&dir)?;
+            Ok(clap_mangen::generate_to(Arguments::command(), dir)?)
         }
     }
 }

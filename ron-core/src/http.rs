@@ -69,7 +69,7 @@ use http::{HeaderName, HeaderValue};
 pub use self::{
     body::{BodyError, collect},
     client::{ClientAddr, ForwardHeader, IpNet, IpNetError, TrustedProxies},
-    guard::{Guard, Guarded, Hosts, require},
+    guard::{Guard, Guarded, Hosts, only, require},
     inflate::{Inflate, InflateError},
     json::Json,
     listen::Listen,

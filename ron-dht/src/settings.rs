@@ -203,7 +203,10 @@ impl Settings {
 
     /// Whether a running node can take `new` in place of these. Named is the first setting that it cannot change: one
     /// that decided the size or the place of something when the node began.
-    pub(crate) fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         new.check()?;
         let fixed = [
             ("preset", self.preset == new.preset),

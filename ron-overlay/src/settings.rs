@@ -231,7 +231,10 @@ impl Settings {
 
     /// Whether a running node can take `new` in place of these. Named is the first setting that it cannot change: one
     /// that decided the size of something, or what peers were told, when the node began.
-    pub(crate) fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         new.check()?;
         let fixed_gossip = GossipSettings {
             relay_fanout: self.gossip.relay_fanout,

@@ -605,7 +605,7 @@ impl Registry {
     /// # Errors
     /// As [`reload`](Self::reload).
     pub fn reload_by(&self, source: ReloadSource, settings: Settings) -> Result<(), RegistryError> {
-        match self.settings().check_reload(&settings) {
+        match self.settings().check_change(&settings) {
             Ok(()) => {
                 self.shared.settings.replace(settings);
                 self.shared.metrics.tally(RELOADS, source.label()).add(1);

@@ -100,8 +100,11 @@ impl Settings {
         }
     }
 
-    /// What cannot change while it runs, if that is different.
-    pub(crate) fn check_reload(&self, new: &Settings) -> Result<(), ConfigError> {
+    /// Whether a running registry can take `new` in place of these. Named is the first setting that it cannot change.
+    ///
+    /// # Errors
+    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         let fixed = [
             ("proposals_lane", self.proposals_lane != new.proposals_lane),
             ("approvals_lane", self.approvals_lane != new.approvals_lane),

@@ -222,7 +222,10 @@ impl Settings {
 
     /// Whether a running store can take `new` in place of these. Named is the first setting that it cannot change: one
     /// that decided the size or the place of something when the store was opened.
-    pub(crate) fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         new.check()?;
         let fixed = [
             ("small_bytes_max", self.small_bytes_max == new.small_bytes_max),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{millis, seeds};
 
+documented! {
 /// Finding peers and content. What is not said is the library's default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -91,6 +92,7 @@ pub(crate) struct DhtSection {
     pub(crate) write_timeout_ms: u64,
     /// How long running searches may take after a stop.
     pub(crate) drain_ms: u64,
+}
 }
 
 impl Default for DhtSection {

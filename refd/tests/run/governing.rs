@@ -146,30 +146,28 @@ fn settings_of_the_log_are_taken_over_while_it_runs() {
     std::fs::write(&file, "[registry]\nproposals_lane = 20\n").unwrap();
     hang_up(&daemon);
     daemon.eventually("/metrics", |answer| {
-        answer.contains("ron_registry_reload_fail_total{reason=\"config\"} 1")
+        answer.contains("refd_config_update_total{result=\"needs_restart\"} 1")
     });
     assert!(daemon.child.try_wait().unwrap().is_none(), "it runs on");
     daemon.terminate();
 }
 
-/// The same for the DHT: one section that cannot change leaves the other alone.
+/// The same for the DHT.
 #[test]
 fn settings_of_the_dht_are_taken_over_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("refd.toml");
     std::fs::write(&file, "[dht]\nalpha = 4\n").unwrap();
     let daemon = Daemon::start_with(dir.path(), &["--config", file.to_str().unwrap()], &[]);
-    let taken = |settings: &str, times: usize| {
+    let asked = |settings: &str, result: &str| {
         std::fs::write(&file, settings).unwrap();
         let sent = Command::new("kill").args(["-HUP", &daemon.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
-        let taken = format!("ron_registry_reload_success_total{{source=\"signal\"}} {times}");
-        daemon.eventually("/metrics", |answer| answer.contains(&taken));
+        let counted = format!("refd_config_update_total{{result=\"{result}\"}} 1");
+        daemon.eventually("/metrics", |answer| answer.contains(&counted));
     };
-    taken("[dht]\nalpha = 5\nrpc_timeout_ms = 900\n", 1);
+    asked("[dht]\nalpha = 5\nrpc_timeout_ms = 900\n", "applied");
     // How many searches run at once is decided when the node starts.
-    taken("[dht]\nworkers = 7\n", 2);
-    let said = daemon.terminate();
-    assert_eq!(said.matches("settings of the DHT taken over").count(), 1, "{said}");
-    assert_eq!(said.matches("settings of the log taken over").count(), 2, "{said}");
+    asked("[dht]\nalpha = 5\nrpc_timeout_ms = 900\nworkers = 7\n", "needs_restart");
+    daemon.terminate();
 }

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+mod commands;
 mod governing;
 mod objects;
+mod settings;
 mod topics;
 
 use std::{
@@ -36,6 +38,10 @@ impl Daemon {
         command.envs(variables.iter().copied());
         command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
         command.args(flags);
+        Daemon::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Daemon {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = || {
@@ -56,9 +62,14 @@ impl Daemon {
 
     /// `headers` are whole lines.
     fn ask(&self, method: &str, path: &str, headers: &str) -> String {
+        let admin = self.admin;
+        self.send(&format!("{method} {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n{headers}\r\n"))
+    }
+
+    /// A request as it is.
+    fn send(&self, request: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).unwrap();
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: refd\r\nConnection: close\r\n{headers}\r\n");
-        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -77,10 +88,25 @@ impl Daemon {
         panic!("{answer}");
     }
 
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let killed = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
+        assert!(killed.success());
+    }
+
+    /// The next line of its output that begins so.
+    fn line_with(&mut self, beginning: &str) -> String {
+        let mut line = String::new();
+        while !line.starts_with(beginning) {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "no line begins with {beginning}");
+        }
+        line
+    }
+
     /// Asks it to stop, and returns what it said.
     fn terminate(mut self) -> String {
-        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(killed.success());
+        self.signal("TERM");
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
@@ -175,7 +201,7 @@ fn what_is_wrong_with_a_configuration_is_said() {
 
     std::fs::write(&file, "[dht]\npreset = \"lan\"\n").unwrap();
     let mut command = Command::new(REFD);
-    command.arg("check-config").arg(&file).env("XDG_DATA_HOME", dir.path());
+    command.args(["config", "print"]).arg(&file).env("XDG_DATA_HOME", dir.path());
     let check = command.output().unwrap();
     let said = String::from_utf8(check.stdout).unwrap();
     let data_dir = format!("data_dir = {:?}", dir.path().join("refd"));
@@ -189,6 +215,7 @@ fn what_is_wrong_with_a_configuration_is_said() {
     let words = "net.external is not set and net.listen is 0.0.0.0; set net.external = [\"YOUR_IP:4710\"]";
     assert!(!check.status.success() && said.contains(words), "{said}");
 
+    assert_eq!(check.status.code(), Some(8));
     let check = command.env("REFD_LOG", "ron_dht=loud").output().unwrap();
     let said = String::from_utf8(check.stderr).unwrap();
     assert!(!check.status.success() && said.starts_with("refd: REFD_LOG: "), "{said}");

@@ -158,6 +158,13 @@ pub fn require(authorizer: Arc<dyn Authorizer>, action: &'static str) -> Guard {
     Guard::new(action).with(|rules| rules.body_max = None).require(authorizer, action)
 }
 
+/// A layer that only looks whether a request is meant for one of `hosts`, see [`Guard::hosts`], for a whole router whose
+/// routes have their own guards.
+#[must_use]
+pub fn only(hosts: Hosts) -> Guard {
+    Guard::new("hosts").with(|rules| rules.body_max = None).hosts(hosts)
+}
+
 impl Rules {
     /// Lets `request` in, or says why not. Nothing of the body is read.
     fn admit(&self, request: &mut Request) -> Result<(Option<Permit>, Option<Deadline>), Problem> {
@@ -291,10 +298,12 @@ fn refuse(denied: Denied) -> Problem {
 /// The names under which a server is willing to be called, without ports.
 ///
 /// A page elsewhere can make a browser send requests to this machine, directly or by letting its own name resolve
-/// here. Both leave a trace that the page cannot remove: `Origin` names the page, `Host` the name that was resolved.
+/// here. Both leave a trace that the page cannot remove: `Origin` names the page, `Host` the name that was resolved; and
+/// what a page embeds, a picture for example, comes with `Sec-Fetch-Site: cross-site`.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     names: Arc<[String]>,
+    is_any_address: bool,
 }
 
 impl Default for Hosts {
@@ -308,7 +317,16 @@ impl Hosts {
     /// These names; an IPv6 address in brackets.
     #[must_use]
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
-        Hosts { names: names.into_iter().map(|name| name.into().to_ascii_lowercase()).collect() }
+        let names = names.into_iter().map(|name| name.into().to_ascii_lowercase()).collect();
+        Hosts { names, is_any_address: false }
+    }
+
+    /// Also whoever calls it by an IP address, whichever: a page can let its name resolve to this machine, but not an
+    /// address. It counts for `Host` only; an `Origin` is as foreign as before, unless it is the host itself.
+    #[must_use]
+    pub fn or_addresses(mut self) -> Self {
+        self.is_any_address = true;
+        self
     }
 
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
@@ -320,7 +338,7 @@ impl Hosts {
         let named = uri.host().into_iter().chain(host.map(without_port));
         let (mut count, mut ours) = (0, true);
         for name in named {
-            (count, ours) = (count + 1, ours && self.has(name));
+            (count, ours) = (count + 1, ours && (self.has(name) || self.is_any_address && is_address(name)));
         }
         if count == 0 || !ours {
             return Err(foreign("the host is not one of this server's names"));
@@ -328,15 +346,29 @@ impl Hosts {
         for origin in headers.get_all(header::ORIGIN) {
             let known = origin.to_str().ok().and_then(|origin| {
                 let (scheme, rest) = origin.split_once("://")?;
-                (matches!(scheme, "http" | "https") && self.has(without_port(rest))).then_some(())
+                let is_own = host.is_some_and(|host| host.eq_ignore_ascii_case(rest));
+                (matches!(scheme, "http" | "https") && (is_own || self.has(without_port(rest)))).then_some(())
             });
             known.ok_or_else(|| foreign("the origin is another page"))?;
+        }
+        let says = |name, value: &str| headers.get(name).is_some_and(|header: &HeaderValue| header == value);
+        if says("sec-fetch-site", "cross-site") && !says("sec-fetch-mode", "navigate") {
+            return Err(foreign("another page embeds it"));
         }
         Ok(())
     }
 
     fn has(&self, name: &str) -> bool {
         self.names.iter().any(|known| known.eq_ignore_ascii_case(name))
+    }
+}
+
+/// `127.0.0.1`, `[::1]`.
+fn is_address(host: &str) -> bool {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    match bare {
+        Some(bare) => bare.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => host.parse::<std::net::Ipv4Addr>().is_ok(),
     }
 }
 

@@ -11,7 +11,7 @@ use axum::{
 };
 use ron_core::{
     auth::{Authorizer, TokenFile},
-    http::{Guard, Hosts},
+    http::{Guard, Hosts, only},
 };
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -105,5 +105,31 @@ async fn admin_routes_answer_only_to_their_own_name() {
     for headers in ["host: evil.example\r\n", "host: localhost\r\norigin: https://evil.example\r\n"] {
         ask("/admin", headers).await.is_problem(403, "foreign");
         assert_eq!(ask("/open", headers).await.text(), "open");
+    }
+}
+
+/// A server that is called by its address, whichever it has, is not by that open to pages that are called by one too.
+#[tokio::test]
+async fn an_address_is_a_host_but_no_origin() {
+    let hosts = Hosts::new(["localhost"]).or_addresses();
+    let router = Router::new().route("/", get(async || "in")).layer(only(hosts));
+    let host = Host::start(router, short()).await;
+    let ask = async |headers: &str| host.ask(format!("GET / HTTP/1.1\r\n{headers}\r\n")).await;
+    for headers in [
+        "host: 192.0.2.1:8080\r\n",
+        "host: [2001:db8::1]\r\norigin: http://[2001:db8::1]\r\n",
+        "host: 192.0.2.1:8080\r\norigin: http://192.0.2.1:8080\r\n",
+        "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n",
+        "host: localhost\r\nsec-fetch-site: same-origin\r\n",
+    ] {
+        assert_eq!(ask(headers).await.text(), "in", "{headers}");
+    }
+    for headers in [
+        "host: 192.0.2.1:8080\r\norigin: http://192.0.2.2:8080\r\n",
+        "host: 192.0.2.1.evil.example\r\n",
+        "host: [evil]\r\n",
+        "host: localhost\r\nsec-fetch-site: cross-site\r\n",
+    ] {
+        ask(headers).await.is_problem(403, "foreign");
     }
 }

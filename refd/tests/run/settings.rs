@@ -1,0 +1,360 @@
+//! Settings: where they come from, how they are shown, and how a running node takes others.
+
+use std::{
+    fs,
+    os::unix::net::UnixDatagram,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use crate::{Daemon, REFD, objects::refd};
+
+fn config(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(REFD);
+    command.arg("config").args(arguments).envs(variables.iter().copied()).output().unwrap()
+}
+
+fn words(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn settings_are_checked_shown_and_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refd.toml");
+    fs::write(&file, "[storage]\nquota_bytes = 7\n").unwrap();
+    let name = file.to_str().unwrap();
+    let checked = config(&["check", name], &[]);
+    assert_eq!(words(&checked.stdout), format!("{name}: in order\n"));
+    let shown =
+        config(&["print", name, "--origin", "--admin", "127.0.0.1:9"], &[("REFD_DHT__PRESET", "lan")]);
+    let shown = words(&shown.stdout);
+    for (line, origin) in [
+        ("quota_bytes = 7", name),
+        ("preset = \"lan\"", "REFD_DHT__PRESET"),
+        ("listen = \"127.0.0.1:9\"", "--admin"),
+        ("put_lane = 512", "default"),
+    ] {
+        let found = shown.lines().find(|shown| shown.starts_with(line)).unwrap();
+        assert!(found.ends_with(&format!("# {origin}")), "{found}");
+    }
+    // What was shown is a file that can be read, and so is the template.
+    fs::write(&file, shown).unwrap();
+    assert!(config(&["check", name], &[]).status.success());
+    let template = config(&["template", "--preset", "public"], &[]);
+    fs::write(&file, &template.stdout).unwrap();
+    let wrong = config(&["check", name], &[]);
+    assert_eq!(wrong.status.code(), Some(8));
+    assert!(words(&wrong.stderr).contains("net.external is not set"), "{}", words(&wrong.stderr));
+    assert!(config(&["check", name], &[("REFD_NET__EXTERNAL", "[\"192.0.2.1:4710\"]")]).status.success());
+    let unknown = config(&["check"], &[("REFD_NET__LISTNE", "[]")]);
+    assert_eq!(unknown.status.code(), Some(8));
+    let said = words(&unknown.stderr);
+    assert!(said.contains("REFD_NET__LISTNE is not a setting; did you mean REFD_NET__LISTEN?"), "{said}");
+    let json = words(&config(&["print", "--json"], &[]).stdout);
+    assert!(json.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{json}");
+}
+
+/// A node that is to leave nothing behind leaves nothing behind.
+#[test]
+fn with_amnesia_nothing_reaches_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, token, file) = (dir.path().join("data"), dir.path().join("token"), dir.path().join("file"));
+    fs::write(&file, b"to be forgotten").unwrap();
+    let variables = [("REFD_ADMIN__TOKEN_FILE", token.to_str().unwrap())];
+    let daemon = Daemon::start_with(&data, &["--preset", "amnesia"], &variables);
+    let put = |daemon: &Daemon| {
+        let mut put = refd(daemon, &data, &["put", file.to_str().unwrap()]);
+        let put = put.env("REFD_TOKEN_FILE", &token).output().unwrap();
+        assert!(put.status.success(), "{}", words(&put.stderr));
+        words(&put.stdout).trim().to_owned()
+    };
+    let id = put(&daemon);
+    assert!(daemon.get(&format!("/o/{id}")).ends_with("to be forgotten"));
+    assert!(daemon.get("/registry/head").starts_with("HTTP/1.1 200"));
+    let before = daemon.seed.clone();
+    daemon.terminate();
+    assert!(!data.exists());
+    let daemon = Daemon::start_with(&data, &["--preset", "amnesia"], &variables);
+    assert_ne!(before.split_once('@').unwrap().0, daemon.seed.split_once('@').unwrap().0);
+    assert!(daemon.get(&format!("/o/{id}")).starts_with("HTTP/1.1 404"));
+    daemon.terminate();
+    assert!(!data.exists());
+}
+
+/// A node with its settings in a file, and what it logs in another.
+struct Configured {
+    daemon: Daemon,
+    dir: tempfile::TempDir,
+}
+
+impl Configured {
+    fn start(text: &str) -> Configured {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("refd.toml"), text).unwrap();
+        let mut command = Command::new(REFD);
+        command.args(["run", "--listen", "127.0.0.1:0", "--config"]).arg(dir.path().join("refd.toml"));
+        command.arg("--data-dir").arg(dir.path().join("data"));
+        command.stderr(fs::File::create(dir.path().join("log")).unwrap());
+        Configured { daemon: Daemon::spawn(command), dir }
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.dir.path().join("refd.toml"), text).unwrap();
+    }
+
+    fn data(&self) -> std::path::PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn bearer(&self) -> String {
+        let token = fs::read_to_string(self.data().join("token")).unwrap();
+        format!("Authorization: Bearer {}\r\n", token.trim())
+    }
+
+    fn reload(&self) -> String {
+        self.daemon.ask("POST", "/admin/reload", &format!("{}Content-Length: 0\r\n", self.bearer()))
+    }
+
+    fn counted(&self, result: &str, times: u64) {
+        let line = format!("refd_config_update_total{{result=\"{result}\"}} {times}\n");
+        let metrics = self.daemon.get("/metrics");
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+}
+
+const ANY_PORT: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+
+#[test]
+fn a_running_node_takes_other_settings_whole_or_not_at_all() {
+    let mut node = Configured::start(ANY_PORT);
+    let put = |node: &Configured, text: &str| {
+        let file = node.dir.path().join("file");
+        fs::write(&file, text).unwrap();
+        refd(&node.daemon, &node.data(), &["put", file.to_str().unwrap()]).output().unwrap()
+    };
+    assert!(put(&node, "one").status.success());
+
+    // By signal: the quota holds from now on.
+    node.write(&format!("{ANY_PORT}[storage]\nquota_objects = 1\n"));
+    node.daemon.signal("HUP");
+    assert_eq!(node.daemon.line_with("settings"), "settings taken over: storage.quota_objects changed\n");
+    let full = put(&node, "two");
+    assert_eq!(full.status.code(), Some(6), "{}", words(&full.stderr));
+    node.counted("applied", 1);
+
+    // Over HTTP, for those who may.
+    assert!(node.daemon.ask("POST", "/admin/reload", "Content-Length: 0\r\n").starts_with("HTTP/1.1 401"));
+    node.write(&format!("{ANY_PORT}[storage]\nquota_objects = 2\n"));
+    let applied = node.reload();
+    assert!(
+        applied.starts_with("HTTP/1.1 200") && applied.contains("\"storage.quota_objects\""),
+        "{applied}"
+    );
+    assert!(put(&node, "two").status.success());
+
+    // What is wrong is said, and nothing of it is taken.
+    node.write(&format!("{ANY_PORT}[storage]\nquota_objects = 9\nquota = 1\n"));
+    let invalid = node.reload();
+    assert!(
+        invalid.starts_with("HTTP/1.1 422") && invalid.contains("did you mean storage.quota_"),
+        "{invalid}"
+    );
+    node.counted("invalid", 1);
+    // What needs a restart is said, all of it, and nothing beside it is taken.
+    node.write(&format!(
+        "{ANY_PORT}[storage]\nquota_objects = 9\nput_lane = 9\nmemory = true\n[dht]\nserver = false\n"
+    ));
+    let refused = node.reload();
+    assert!(refused.starts_with("HTTP/1.1 409"), "{refused}");
+    assert!(
+        refused.contains("dht.server, storage.memory, storage.put_lane can only change with a restart"),
+        "{refused}"
+    );
+    node.counted("needs_restart", 1);
+    assert_eq!(put(&node, "three").status.code(), Some(6));
+
+    // The log gets louder without a restart.
+    let log = || fs::read_to_string(node.dir.path().join("log")).unwrap();
+    assert!(!log().contains("answered"), "{}", log());
+    node.write(&format!("{ANY_PORT}[log]\nfilter = \"debug\"\n"));
+    assert!(node.reload().starts_with("HTTP/1.1 200"));
+    node.daemon.get("/healthz");
+    node.daemon.eventually("/version", |_| log().contains("answered"));
+
+    // A new token counts from the reload on, and the old one no more.
+    let old = node.bearer();
+    fs::write(node.data().join("token"), format!("{}\n", "n".repeat(40))).unwrap();
+    let by_old =
+        |node: &Configured| node.daemon.ask("POST", "/admin/reload", &format!("{old}Content-Length: 0\r\n"));
+    assert!(by_old(&node).starts_with("HTTP/1.1 200"));
+    assert!(by_old(&node).starts_with("HTTP/1.1 401"));
+    assert!(node.reload().starts_with("HTTP/1.1 200"));
+    node.daemon.terminate();
+}
+
+/// The listener moves, or stays where it is if it cannot.
+#[test]
+fn the_admin_listener_moves_without_a_restart() {
+    let mut node = Configured::start(ANY_PORT);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let elsewhere = free.local_addr().unwrap();
+    node.write(&format!("[admin]\nlisten = \"{elsewhere}\"\n"));
+    let taken = node.reload();
+    assert!(taken.starts_with("HTTP/1.1 500") && taken.contains(&elsewhere.to_string()), "{taken}");
+    assert!(node.daemon.get("/healthz").ends_with("ok\n"));
+    drop(free);
+    let moved = node.reload();
+    assert!(moved.starts_with("HTTP/1.1 200") && moved.contains("\"admin.listen\""), "{moved}");
+    node.daemon.admin = elsewhere;
+    assert!(node.daemon.get("/healthz").ends_with("ok\n"));
+    assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
+    let said = node.daemon.terminate();
+    assert!(said.contains(" 0 cut off"), "{said}");
+}
+
+/// A balancer has time to look elsewhere: the node says that it is not ready, and serves. Who cannot wait asks again.
+#[test]
+fn a_pause_before_the_stop_and_a_second_request() {
+    let mut node = Configured::start(&format!("{ANY_PORT}[node]\npre_stop_ms = 60000\n"));
+    node.daemon.eventually("/readyz", |answer| answer.starts_with("HTTP/1.1 200"));
+    node.daemon.signal("TERM");
+    let ready = node.daemon.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 503"));
+    assert!(ready.contains("refd.stop") && ready.contains("stopping"), "{ready}");
+    assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
+    node.daemon.signal("TERM");
+    assert_eq!(node.daemon.child.wait().unwrap().code(), Some(10));
+    let log = fs::read_to_string(node.dir.path().join("log")).unwrap();
+    assert!(log.contains("cut off by a second request to stop"), "{log}");
+}
+
+/// What systemd is told, and when.
+#[test]
+fn a_service_manager_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let path = dir.path().join("notify");
+    let variables = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "100000")];
+    let daemon = Daemon::start_with(&dir.path().join("data"), &[], &variables);
+    let heard = || {
+        let mut space = [0; 100];
+        let len = socket.recv(&mut space).unwrap();
+        words(&space[..len])
+    };
+    assert_eq!((heard(), heard()), ("READY=1".to_owned(), "WATCHDOG=1".to_owned()));
+    daemon.terminate();
+    let mut last = heard();
+    while last == "WATCHDOG=1" {
+        last = heard();
+    }
+    assert_eq!(last, "STOPPING=1");
+}
+
+/// Nobody but the owner of the data may learn what opens it, however much is logged and whatever is asked.
+#[test]
+fn secrets_are_shown_nowhere() {
+    let node = Configured::start(&format!("{ANY_PORT}[log]\nfilter = \"trace\"\n"));
+    let (data, strange) = (node.data(), format!("canary{}", "x".repeat(40)));
+    let secret = |name: &str| fs::read(data.join(name)).unwrap();
+    let mut secrets = vec![strange.clone().into_bytes(), secret("token").trim_ascii().to_vec()];
+    for name in ["node.key", "registry.key"] {
+        let key = secret(name).trim_ascii().to_vec();
+        assert!(key.len() >= 32, "{name}");
+        secrets.push(key.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect());
+        secrets.push(key);
+    }
+    let mut seen = Vec::new();
+    let mut show = |output: Output| seen.extend([output.stdout, output.stderr].concat());
+    let file = node.dir.path().join("file");
+    fs::write(&file, b"harmless").unwrap();
+    show(refd(&node.daemon, &data, &["put", file.to_str().unwrap()]).output().unwrap());
+    show(refd(&node.daemon, &data, &["ls", "--json"]).output().unwrap());
+    // One who guesses, and one whose token file is broken.
+    fs::write(&file, &strange).unwrap();
+    show(refd(&node.daemon, &data, &["ls", "--token-file", file.to_str().unwrap()]).output().unwrap());
+    show(
+        refd(&node.daemon, &data, &["registry", "diff", "--token-file", file.to_str().unwrap()])
+            .output()
+            .unwrap(),
+    );
+    let config = node.dir.path().join("refd.toml");
+    show(crate::settings::config(&["print", config.to_str().unwrap(), "--origin"], &[]));
+    let wrong = format!("Authorization: Bearer {strange}\r\nContent-Length: 0\r\n");
+    for headers in [&*wrong, &*format!("{}Content-Length: 0\r\n", node.bearer())] {
+        for (method, path) in
+            [("POST", "/admin/reload"), ("POST", "/dht/provide/zz"), ("GET", "/o"), ("GET", "/usage")]
+        {
+            seen.extend(node.daemon.ask(method, path, headers).into_bytes());
+        }
+    }
+    for path in [
+        "/metrics",
+        "/readyz?verbose",
+        "/version",
+        "/dht/status",
+        "/overlay/status",
+        "/registry/head",
+        "/registry/policy",
+    ] {
+        seen.extend(node.daemon.get(path).into_bytes());
+    }
+    let log = node.dir.path().join("log");
+    seen.extend(node.daemon.terminate().into_bytes());
+    let log = fs::read(log).unwrap();
+    assert!(log.windows(8).any(|word| word == b"answered"), "the log was listened to");
+    seen.extend(log);
+    for secret in secrets {
+        assert!(!seen.windows(secret.len()).any(|word| word == secret), "{}", words(&secret));
+    }
+}
+
+/// A page elsewhere, or a name that somebody made resolve to this machine, gets nothing: not even health.
+#[test]
+fn requests_from_elsewhere_are_refused() {
+    let node = Configured::start(&format!("{ANY_PORT}hosts = [\"node.example\"]\n"));
+    let admin = node.daemon.admin;
+    let ask = |path: &str, headers: &str| {
+        node.daemon.send(&format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"))
+    };
+    for path in ["/healthz", "/metrics", "/dht/status", "/o/b3:00", "/nowhere", "/"] {
+        for headers in [
+            "Host: evil.example\r\n".to_owned(),
+            format!("Host: {admin}\r\nOrigin: https://evil.example\r\n"),
+            format!("Host: {admin}\r\nOrigin: http://192.0.2.1\r\n"),
+            format!("Host: {admin}\r\nOrigin: null\r\n"),
+            format!("Host: {admin}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n"),
+        ] {
+            let refused = ask(path, &headers);
+            assert!(
+                refused.starts_with("HTTP/1.1 403") && refused.contains("\"foreign\""),
+                "{path} {headers} {refused}"
+            );
+        }
+    }
+    for headers in [
+        format!("Host: {admin}\r\nOrigin: http://{admin}\r\n"),
+        "Host: localhost:4711\r\n".to_owned(),
+        "Host: node.example\r\nOrigin: https://node.example\r\n".to_owned(),
+        format!("Host: {admin}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n"),
+    ] {
+        assert!(ask("/dht/status", &headers).starts_with("HTTP/1.1 200"), "{headers}");
+    }
+}
+
+/// What goes wrong before a node runs has its number too.
+#[test]
+fn a_start_that_fails_says_why_by_its_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str], data: &Path| {
+        let mut command = Command::new(REFD);
+        command.arg("run").args(arguments).arg("--data-dir").arg(data).stdout(Stdio::null());
+        command.output().unwrap().status.code()
+    };
+    assert_eq!(run(&["--seed", "nobody"], dir.path()), Some(8));
+    assert_eq!(run(&["--listen", "nowhere"], dir.path()), Some(2));
+    let file = dir.path().join("file");
+    fs::write(&file, b"no directory").unwrap();
+    assert_eq!(run(&["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &file), Some(1));
+}
