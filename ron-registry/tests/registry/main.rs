@@ -12,6 +12,7 @@ mod http;
 mod interop;
 mod kill;
 mod model;
+mod opening;
 mod stores;
 mod upkeep;
 mod world;
