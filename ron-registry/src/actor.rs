@@ -8,6 +8,7 @@
 //! is told to.
 
 use std::{
+    collections::VecDeque,
     future::{pending, poll_fn},
     sync::Arc,
     time::Duration,
@@ -33,8 +34,9 @@ use crate::{
         quorum::{Quorum, Standing},
         state::{Refused, Signatures, State},
     },
+    memo,
     metrics::{APPROVAL_REJECTS, CAS_FAIL, COMMIT_SECONDS, COMMITS, PENDING, STORAGE_BACKOFF},
-    shared::Shared,
+    shared::{RECENT_MAX, Shared},
     store::{Appended, Block, BoxFuture, StoreError, append},
 };
 
@@ -67,6 +69,8 @@ struct Flying {
     /// The log with it.
     state: State,
     frontier: Frontier,
+    /// The hashes of its entries in the tree.
+    leaves: Vec<TreeHash>,
     checkpoint: Arc<Note>,
     since: Instant,
     is_slow: bool,
@@ -188,6 +192,11 @@ impl Committer {
         for batch in again.chain([std::mem::take(&mut self.batch)]) {
             batch.refuse(&RegistryError::Canceled, &mut self.quorum);
         }
+        if !self.is_lost {
+            let recent: VecDeque<_> = self.quorum.remembered().collect();
+            let spare = recent.len().saturating_sub(RECENT_MAX);
+            memo::keep(&self.shared, recent.into_iter().skip(spare).collect()).await;
+        }
     }
 
     /// Whether it reads what another committer wrote before it can decide anything.
@@ -241,8 +250,17 @@ impl Committer {
 
     fn on_propose(&mut self, proposal: Proposal, approvals: &[VerifiedApproval], reply: Answer) {
         self.quorum.limit(self.shared.settings.load().pending);
-        let id = proposal.id();
-        let mut standing = match self.on_its_way(&id) {
+        let (id, is_on_its_way) = (proposal.id(), self.on_its_way(&proposal.id()));
+        // What comes with all that it needs waits for nobody.
+        if let Some(approvals) =
+            self.quorum.at_once(&self.state, &proposal, approvals, self.now()).filter(|_| !is_on_its_way)
+        {
+            return match self.decide(proposal, approvals) {
+                Ok(entry) => self.batch.push(entry, vec![reply]),
+                Err(refused) => self.refuse(refused, reply),
+            };
+        }
+        let mut standing = match is_on_its_way {
             true => Ok(Standing::Complete),
             false => self.quorum.on_proposal(&self.state, proposal, self.now()),
         };
@@ -348,7 +366,8 @@ impl Committer {
             false => self.state_with(&batch),
         };
         let mut frontier = self.frontier.clone();
-        batch.entries.iter().for_each(|entry| frontier.push(TreeHash::of_leaf(entry.encoded())));
+        let leaves: Vec<_> = batch.entries.iter().map(|entry| TreeHash::of_leaf(entry.encoded())).collect();
+        leaves.iter().for_each(|leaf| frontier.push(*leaf));
         let origin = self.state.origin().to_owned();
         let checkpoint = Checkpoint { origin, size: frontier.size(), root: frontier.root() };
         let signer = self.shared.signer.as_ref().expect("only a log that is signed here has a committer");
@@ -362,6 +381,7 @@ impl Committer {
             batch,
             state,
             frontier,
+            leaves,
             checkpoint: Arc::new(note),
             since: ron_core::now(),
             is_slow: false,
@@ -428,12 +448,12 @@ impl Committer {
     }
 
     fn on_durable(&mut self, flying: Flying) {
-        let Flying { batch, state, frontier, checkpoint, .. } = flying;
+        let Flying { batch, state, frontier, leaves, checkpoint, .. } = flying;
         self.durable = state.clone();
         self.frontier = frontier;
         self.behind = None;
         self.seek_at = ron_core::now() + POLL;
-        self.shared.show(state, &batch.entries, Arc::clone(&checkpoint));
+        self.shared.show(state, &batch.entries, &leaves, Arc::clone(&checkpoint));
         self.meters.commits.add(batch.entries.len() as u64);
         for (entry, waiting) in batch.entries.iter().zip(batch.waiting) {
             for (voided, refused) in self.quorum.on_committed(&self.durable, entry) {
@@ -499,9 +519,9 @@ impl Committer {
 
     /// Goes on to what others have committed.
     fn on_others(&mut self, behind: Behind, checkpoint: Arc<Note>) {
-        let Behind { state, frontier, entries, .. } = behind;
+        let Behind { state, frontier, entries, leaves, .. } = behind;
         (self.durable, self.state, self.frontier) = (state.clone(), state.clone(), frontier);
-        self.shared.show(state, &entries, checkpoint);
+        self.shared.show(state, &entries, &leaves, checkpoint);
         for entry in &entries {
             self.quorum.on_committed(&self.durable, entry);
         }

@@ -29,6 +29,8 @@ pub(crate) struct Behind {
     pub(crate) frontier: Frontier,
     /// What was read, and is not shown before a signed head covers all of it.
     pub(crate) entries: Vec<Entry>,
+    /// Their hashes in the tree.
+    pub(crate) leaves: Vec<TreeHash>,
     /// Where the log ended when this began.
     goal: Option<Tail>,
 }
@@ -36,7 +38,7 @@ pub(crate) struct Behind {
 impl Behind {
     /// Begins behind what is known to be durable.
     pub(crate) fn new(state: State, frontier: Frontier) -> Self {
-        Behind { state, frontier, entries: Vec::new(), goal: None }
+        Behind { state, frontier, entries: Vec::new(), leaves: Vec::new(), goal: None }
     }
 
     /// Goes on to where the log ended when it began, and checks everything as if it came from a stranger. The signed head
@@ -63,7 +65,9 @@ impl Behind {
             for (version, bytes) in (next..).zip(more) {
                 let entry = self.state.apply(&bytes, Signatures::Check);
                 self.entries.push(entry.map_err(|error| untrusted(version, &error))?);
-                self.frontier.push(TreeHash::of_leaf(&bytes));
+                let leaf = TreeHash::of_leaf(&bytes);
+                self.frontier.push(leaf);
+                self.leaves.push(leaf);
                 // A hundred microseconds with its signatures; others have their turn in between.
                 tokio::task::yield_now().await;
             }

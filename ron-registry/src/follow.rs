@@ -21,6 +21,7 @@ use crate::{
         state::{Signatures, State},
         tiles::{Prover, TileSource as _, Tree},
     },
+    memo,
     metrics::{FOLLOW_ERRORS, FOLLOW_REFUSED, SOURCE_VERSION},
     shared::{Loaded, Marks, Shared},
     store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, append},
@@ -189,13 +190,19 @@ impl Follower {
         let Loaded { view, tree, marks, .. } = kept.unwrap_or_else(|| {
             let view = (*shared.view.load()).clone();
             let (tree, marks) = (shared.tree.lock().clone(), shared.marks.lock().clone());
-            Loaded { view, tree, marks, recent: VecDeque::new() }
+            Loaded { view, tree, marks, recent: VecDeque::new(), opened: shared.opened }
         });
         let (state, last) = (view.state, view.last);
         Follower { shared, source, gate, on_evidence, state, tree, marks, last }
     }
 
     pub(crate) async fn run(mut self, stop: Stop) {
+        self.follow(&stop).await;
+        // What is committed here was committed elsewhere: nobody proposes, so nothing has to be remembered.
+        memo::keep(&self.shared, VecDeque::new()).await;
+    }
+
+    async fn follow(&mut self, stop: &Stop) {
         let mut pause = PAUSE_MIN;
         let (mut is_idle, mut heard) = (false, ron_core::now());
         loop {

@@ -18,12 +18,15 @@ use crate::{
         names::{Latest, NameProof, NameProofError, Names, POLICY_KEY},
         note::{Note, NoteVerifier},
         policy::Policy,
-        proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
+        proposal::{
+            Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval,
+            VerifiedApproval,
+        },
         state::Refused,
         tiles::{Level, Prover, TILE_WIDTH, Tile, TileSource, write_bundle},
     },
     metrics::{APPROVAL_REJECTS, RELOAD_FAILS, RELOADS},
-    shared::{Shared, SharedTiles},
+    shared::{Opened, Shared, SharedTiles},
     upkeep::Prune,
 };
 
@@ -278,13 +281,7 @@ impl Registry {
         approvals: Vec<Approval>,
         deadline: Deadline,
     ) -> Result<Outcome, RegistryError> {
-        // Nobody is asked about a beginning, so it is not for everybody who may propose.
-        if matches!(proposal.action(), Action::Found { .. }) {
-            return Err(FormError::OutOfRange { what: "kind" }.into());
-        }
-        if approvals.len() > APPROVALS_MAX {
-            return Err(FormError::TooLarge { what: "approvals", limit: APPROVALS_MAX }.into());
-        }
+        check_submission(&proposal, approvals.len())?;
         let mut verified = Vec::with_capacity(approvals.len());
         for approval in approvals {
             verified.push(self.verify(approval)?);
@@ -292,6 +289,21 @@ impl Registry {
             tokio::task::consume_budget().await;
         }
         self.ask_to_propose(proposal, verified, deadline).await
+    }
+
+    /// [`submit`](Self::submit) for who has verified the approvals already, on threads of its own: a signature is some fifty
+    /// microseconds, a commit without any is a few.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub async fn submit_verified(
+        &self,
+        proposal: Proposal,
+        approvals: Vec<VerifiedApproval>,
+        deadline: Deadline,
+    ) -> Result<Outcome, RegistryError> {
+        check_submission(&proposal, approvals.len())?;
+        self.ask_to_propose(proposal, approvals, deadline).await
     }
 
     /// Approves. The approval that makes a quorum is answered when the proposal is committed. Dropping the future withdraws
@@ -309,7 +321,7 @@ impl Registry {
     }
 
     /// Checks an approval here, on the caller's time: the cheap things first.
-    fn verify(&self, approval: Approval) -> Result<crate::logic::proposal::VerifiedApproval, RegistryError> {
+    fn verify(&self, approval: Approval) -> Result<VerifiedApproval, RegistryError> {
         let reject = |reason| self.shared.metrics.tally(APPROVAL_REJECTS, reason).add(1);
         let said = approval.statement();
         if said.origin != self.origin() {
@@ -329,7 +341,7 @@ impl Registry {
     async fn ask_to_propose(
         &self,
         proposal: Proposal,
-        approvals: Vec<crate::logic::proposal::VerifiedApproval>,
+        approvals: Vec<VerifiedApproval>,
         deadline: Deadline,
     ) -> Result<Outcome, RegistryError> {
         let proposal = Box::new(proposal);
@@ -393,7 +405,13 @@ impl Registry {
         }
     }
 
-    fn first(&self) -> u64 {
+    /// How the log was found at the start.
+    #[must_use]
+    pub fn opened(&self) -> Opened {
+        self.shared.opened
+    }
+
+    pub(crate) fn first(&self) -> u64 {
         self.shared.tree.lock().minimum() + 1
     }
 
@@ -638,6 +656,18 @@ impl Registry {
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
     }
+}
+
+/// Whether a proposal may come with so many approvals.
+fn check_submission(proposal: &Proposal, approvals: usize) -> Result<(), FormError> {
+    // Nobody is asked about a beginning, so it is not for everybody who may propose.
+    if matches!(proposal.action(), Action::Found { .. }) {
+        return Err(FormError::OutOfRange { what: "kind" });
+    }
+    if approvals > APPROVALS_MAX {
+        return Err(FormError::TooLarge { what: "approvals", limit: APPROVALS_MAX });
+    }
+    Ok(())
 }
 
 /// Who asked for other settings.

@@ -54,9 +54,10 @@ use std::sync::Arc;
 
 use axum::{
     Router,
+    extract::{Request, State},
     routing::{get, post},
 };
-use ron_core::{auth::Authorizer, http::Guard};
+use ron_core::{Snapshot, auth::Authorizer, http::Guard};
 
 use crate::Registry;
 
@@ -64,6 +65,8 @@ pub use openapi::document as openapi;
 
 /// The type of bytes that are signed or hashed.
 pub const CBOR: &str = "application/cbor";
+
+const JSON: &str = "application/json";
 
 /// The type of tiles and of bundles of entries.
 const OCTETS: &str = "application/octet-stream";
@@ -76,7 +79,10 @@ const STREAMS: u32 = 4096;
 
 /// The routes that change nothing. They may be open to everybody.
 pub fn router(registry: &Registry) -> Router {
-    let metrics = registry.metrics();
+    let (metrics, known) = (registry.metrics(), Snapshot::new(None));
+    let head = move |State(registry): State<Registry>, request: Request| {
+        std::future::ready(reading::head(&registry, &known, &request))
+    };
     let reads = Guard::new("registry_get").in_flight(IN_FLIGHT).metrics(metrics);
     let streams = Guard::new("registry_stream").in_flight(STREAMS).metrics(metrics);
     let streaming = Router::new()
@@ -84,7 +90,7 @@ pub fn router(registry: &Registry) -> Router {
         .route("/ws", get(socket::serve))
         .route_layer(streams);
     Router::new()
-        .route("/head", get(reading::head))
+        .route("/head", get(head))
         .route("/{version}", get(reading::entry))
         .route("/entries", get(reading::entries))
         .route("/by-content/{id}", get(reading::by_content))

@@ -74,8 +74,8 @@
 //!
 //! It holds no signer's key and decides nothing by itself. It keeps no content larger than 48 KiB: name it by its hash. It
 //! stops no log from showing two faces to two readers; only witnesses do, and cosignatures are read and written here
-//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. Opening reads the whole log, and a new follower cannot
-//! begin with a log that was pruned.
+//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. Opening after a crash reads the whole log, and a new
+//! follower cannot begin with a log that was pruned.
 
 mod actor;
 mod batch;
@@ -94,6 +94,7 @@ pub mod json;
 // Public for the fuzz targets; what hosts need of it is exported below.
 #[doc(hidden)]
 pub mod logic;
+mod memo;
 mod metrics;
 pub mod net;
 mod settings;
@@ -116,13 +117,15 @@ pub use logic::{
     names::{Latest, NameProof, NameProofError},
     note::{KeyKind, Note, NoteError, NoteSigner, NoteVerifier},
     policy::{Group, Policy, PolicyError, Right, Rule, Signer},
-    proposal::{Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval},
+    proposal::{
+        Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval, VerifiedApproval,
+    },
     quorum::Limits,
     state::Refused,
     tiles::{Level, Tile},
 };
 pub use settings::{Retention, Settings};
-pub use shared::RegistryUpdated;
+pub use shared::{Opened, RegistryUpdated};
 pub use updates::Updates;
 pub use upkeep::Publisher;
 

@@ -21,6 +21,7 @@ use crate::{
         state::{Signatures, State},
         tiles::{TILE_WIDTH, Tile, TileSource, Tree},
     },
+    memo::Memo,
     metrics::HEAD_VERSION,
     store::{LogStore, StoredSnapshot},
 };
@@ -39,7 +40,7 @@ pub(crate) const MARKS: LockSpec = LockSpec::new("ron-registry", "marks", 430)
 const READ_MAX: usize = 256;
 
 /// Proposals that are remembered across a restart: as many as are by default while it runs.
-const RECENT_MAX: usize = 1 << 16;
+pub(crate) const RECENT_MAX: usize = 1 << 16;
 
 /// Entries between two times that others have their turn.
 const YIELDS: u64 = 32;
@@ -61,8 +62,7 @@ impl RegistryUpdated {
     pub(crate) fn of(entry: &Entry) -> Self {
         let proposal = entry.proposal();
         let b3 = match proposal.action() {
-            Action::Bind { content, .. } => Some(content.id()),
-            Action::Retire { .. } => None,
+            Action::Bind { .. } | Action::Retire { .. } => proposal.content_id(),
             Action::Found { policy } | Action::Rotate { policy } => Some(ContentId::of(policy.encoded())),
         };
         let name = proposal.action().name().cloned();
@@ -94,7 +94,7 @@ pub(crate) struct Marks {
     pub(crate) at: Vec<Mark>,
     pub(crate) bytes: u64,
     /// Those of `bytes` that were pruned.
-    gone: u64,
+    pub(crate) gone: u64,
 }
 
 impl Marks {
@@ -116,6 +116,18 @@ impl Marks {
             self.at.push(Mark { version: entry.version(), time: entry.time(), bytes: self.bytes });
         }
     }
+}
+
+/// How a log was found at the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Opened {
+    /// Entries that were read: none after a clean stop, those since the last snapshot or all of them otherwise.
+    pub read: u64,
+    /// Up to which version it was known from what a clean stop had left; 0 if there was nothing, or nothing of use.
+    pub memo: u64,
+    /// The first entry that it could prove.
+    pub(crate) memo_first: u64,
 }
 
 /// What the tasks and the handle of one registry share.
@@ -140,6 +152,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) spawner: Spawner,
     pub(crate) clock: Clock,
+    pub(crate) opened: Opened,
     head: Gauge,
 }
 
@@ -175,7 +188,7 @@ pub(crate) struct Parts {
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
         let Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner } = parts;
-        let Loaded { view, tree, marks, .. } = loaded;
+        let Loaded { view, tree, marks, opened, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
         Shared {
@@ -194,6 +207,7 @@ impl Shared {
             metrics: metrics.clone(),
             spawner,
             clock,
+            opened,
             head,
         }
     }
@@ -205,14 +219,13 @@ impl Shared {
         (*self.cosigned.load()).as_ref().map_or(head, |(size, _)| head.min(*size))
     }
 
-    /// Shows what has become durable, and tells everybody.
-    pub(crate) fn show(&self, state: State, entries: &[Entry], checkpoint: Arc<Note>) {
+    /// Shows what has become durable, and tells everybody. `leaves` are the hashes of the entries, made before the lock is
+    /// taken that every proof needs.
+    pub(crate) fn show(&self, state: State, entries: &[Entry], leaves: &[TreeHash], checkpoint: Arc<Note>) {
         let Some(last) = entries.last().cloned() else { return };
         {
-            // Four megabytes at most, hashed before the lock is taken that every proof needs.
-            let leaves: Vec<_> = entries.iter().map(|entry| TreeHash::of_leaf(entry.encoded())).collect();
             let mut tree = self.tree.lock();
-            leaves.into_iter().for_each(|leaf| tree.push(leaf));
+            leaves.iter().for_each(|leaf| tree.push(*leaf));
         }
         {
             let mut marks = self.marks.lock();
@@ -277,6 +290,7 @@ pub(crate) struct Loaded {
     pub(crate) marks: Marks,
     /// Proposals of the last entries and their versions, the oldest first: whoever repeats one is told where it is.
     pub(crate) recent: VecDeque<(ProposalId, u64)>,
+    pub(crate) opened: Opened,
 }
 
 fn untrusted(message: String) -> RegistryError {
@@ -320,10 +334,62 @@ pub(crate) async fn load(
     seen: Option<&Checkpoint>,
     patience: Duration,
 ) -> Result<(Loaded, Option<Loaded>), RegistryError> {
+    let memo = remembered(store, spawner, trust.origin(), patience).await;
+    if let Some(memo) = memo {
+        match load_from(Some(memo), store, spawner, signer, trust, seen, patience).await {
+            // Whatever is wrong with the log shows again when all of it is read.
+            Err(RegistryError::Untrusted { message }) => {
+                tracing::warn!(message, "what the last stop left is of no use: reading the whole log");
+            }
+            loaded => return loaded,
+        }
+    }
+    load_from(None, store, spawner, signer, trust, seen, patience).await
+}
+
+/// What a clean stop has left, if it is of this log and fits together.
+async fn remembered(
+    store: &dyn LogStore,
+    spawner: &Spawner,
+    origin: &str,
+    patience: Duration,
+) -> Option<Memo> {
+    let stored = store.memo(Deadline::after(patience)).await.ok().flatten()?;
+    let read = move || Memo::decode(&stored.parts);
+    match spawner.blocking("memo_open", Deadline::after(patience), read).await {
+        Ok(Ok(memo)) => Some(memo).filter(|memo| memo.state.origin() == origin),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "what the last stop left is of no use: reading the whole log");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+async fn load_from(
+    memo: Option<Memo>,
+    store: &dyn LogStore,
+    spawner: &Spawner,
+    signer: Option<&NoteSigner>,
+    trust: &LogTrust,
+    seen: Option<&Checkpoint>,
+    patience: Duration,
+) -> Result<(Loaded, Option<Loaded>), RegistryError> {
     let origin = trust.origin();
     let deadline = || Deadline::after(patience);
-    let (mut state, mut tree, mut last) = beginning(store, spawner, origin, deadline()).await?;
-    let (mut marks, mut recent) = (Marks::default(), VecDeque::new());
+    let (mut state, mut tree, mut last, mut marks, mut recent);
+    let mut opened = Opened { read: 0, memo: 0, memo_first: 0 };
+    match memo {
+        Some(memo) => {
+            (opened.memo, opened.memo_first) = (memo.state.head().version, memo.tree.minimum() + 1);
+            (state, tree, last) = (memo.state, memo.tree, Some(memo.last));
+            (marks, recent) = (memo.marks, memo.recent);
+        }
+        None => {
+            (state, tree, last) = beginning(store, spawner, origin, deadline()).await?;
+            (marks, recent) = (Marks::default(), VecDeque::new());
+        }
+    }
     // Where it ends first: what another committer appends meanwhile has a later checkpoint.
     let tail = store.tail(deadline()).await?;
     while state.head().version < tail.version {
@@ -345,6 +411,7 @@ pub(crate) async fn load(
             }
             recent.push_back((entry.proposal().id(), version));
             last = Some(entry);
+            opened.read += 1;
             if version % YIELDS == 0 {
                 tokio::task::yield_now().await;
             }
@@ -360,10 +427,10 @@ pub(crate) async fn load(
                 let start = Checkpoint { origin: origin.to_owned(), size: 0, root: Tree::new().root() };
                 let unsigned = Note::new(start.text()).map_err(|error| untrusted(error.to_string()))?;
                 let view = View { state, last, checkpoint: Arc::new(note) };
-                let kept = Loaded { view, tree, marks, recent };
+                let kept = Loaded { view, tree, marks, recent, opened };
                 let view = View { state: State::new(origin), last: None, checkpoint: Arc::new(unsigned) };
                 let (tree, marks, recent) = (Tree::new(), Marks::default(), VecDeque::new());
-                return Ok((Loaded { view, tree, marks, recent }, Some(kept)));
+                return Ok((Loaded { view, tree, marks, recent, opened }, Some(kept)));
             }
             if said != found {
                 let (said, found) = (said.size, found.size);
@@ -392,5 +459,5 @@ pub(crate) async fn load(
         }
     }
     let view = View { state, last, checkpoint: Arc::new(checkpoint) };
-    Ok((Loaded { view, tree, marks, recent }, None))
+    Ok((Loaded { view, tree, marks, recent, opened }, None))
 }

@@ -11,9 +11,15 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod journal;
+mod memo_file;
 mod memory;
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{
+    fmt,
+    future::{Future, ready},
+    pin::Pin,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ron_core::{Deadline, ErrorKind};
@@ -69,6 +75,17 @@ pub struct StoredSnapshot {
     /// The last entry that it covers.
     pub version: u64,
     /// Its parts, as [`Snapshot::encode`](crate::logic::snapshot::Snapshot::encode) gives them.
+    pub parts: Vec<Bytes>,
+}
+
+/// What makes the next opening of a log quick, as the store keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredMemo {
+    /// The last entry that it knows.
+    pub version: u64,
+    /// The first entry that it can prove. It is worth nothing beside a snapshot that begins later.
+    pub first: u64,
+    /// Its parts.
     pub parts: Vec<Bytes>,
 }
 
@@ -179,6 +196,19 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
 
     /// The newest snapshot that was kept whole.
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>>;
+
+    /// Keeps what makes the next opening quick, in place of what was kept before. It is a cache, and may be lost; an engine
+    /// without a place for it keeps nothing.
+    fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
+        let _ = (memo, deadline);
+        Box::pin(ready(Ok(())))
+    }
+
+    /// What was kept last, once: it is large, and nobody needs it after the start.
+    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+        let _ = deadline;
+        Box::pin(ready(Ok(None)))
+    }
 }
 
 /// Refuses a block that no store takes.

@@ -9,17 +9,17 @@ use bytes::Bytes;
 use data_encoding::BASE64;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use ron_core::{
-    ContentId,
+    ContentId, Snapshot,
     http::{Json, Problem},
 };
 
 use super::{
-    CBOR, OCTETS,
+    CBOR, JSON, OCTETS,
     asking::{bad, deadline, numbers, wants},
     refusal::problem,
 };
 use crate::{
-    Entry, Name, Registry, RegistryError, Tile,
+    Entry, Head, Name, Registry, RegistryError, Tile,
     json::{
         ConsistencyBody, EntriesBody, EntryBody, HeadBody, NameBody, PolicyBody, PolicyInForce, VersionsBody,
     },
@@ -81,22 +81,52 @@ fn tagged(headers: &HeaderMap, tag: &str, answer: impl FnOnce() -> Response) -> 
     response
 }
 
-pub(super) async fn head(State(registry): State<Registry>, request: Request) -> Result<Response, Problem> {
-    numbers(&request, [])?;
-    let (status, checkpoint) = (registry.status(), registry.checkpoint());
-    let body = HeadBody {
-        origin: registry.origin().to_owned(),
-        log_key: registry.log_key().to_string(),
-        version: status.head.version,
-        hash: status.head.hash.to_string(),
-        first: status.first,
-        epoch: status.epoch,
-        names: status.names as u64,
-        follows: registry.follows(),
-        checkpoint: checkpoint.to_string(),
+/// The answer about the head, as long as it is the same one: it is asked for far more often than it changes.
+#[derive(Debug, Clone)]
+pub(super) struct HeadWords {
+    head: Head,
+    first: u64,
+    tag: String,
+    words: Bytes,
+}
+
+impl HeadWords {
+    fn of(registry: &Registry) -> Self {
+        let (status, checkpoint) = (registry.status(), registry.checkpoint());
+        let body = HeadBody {
+            origin: registry.origin().to_owned(),
+            log_key: registry.log_key().to_string(),
+            version: status.head.version,
+            hash: status.head.hash.to_string(),
+            first: status.first,
+            epoch: status.epoch,
+            names: status.names as u64,
+            follows: registry.follows(),
+            checkpoint: checkpoint.to_string(),
+        };
+        let words = serde_json::to_vec(&body).expect("strings and numbers can be written").into();
+        let tag = format!("\"{}-{}\"", body.hash, body.first);
+        HeadWords { head: status.head, first: status.first, tag, words }
+    }
+}
+
+pub(super) fn head(
+    registry: &Registry,
+    known: &Snapshot<Option<HeadWords>>,
+    request: &Request,
+) -> Result<Response, Problem> {
+    numbers(request, [])?;
+    let (head, first) = (registry.head(), registry.first());
+    let known_words = known.load();
+    let words = match &*known_words {
+        Some(words) if (words.head, words.first) == (head, first) => words.clone(),
+        _ => {
+            let words = HeadWords::of(registry);
+            known.replace(Some(words.clone()));
+            words
+        }
     };
-    let tag = format!("\"{}-{}\"", body.hash, body.first);
-    Ok(tagged(request.headers(), &tag, || Json(body).into_response()))
+    Ok(tagged(request.headers(), &words.tag, || of_kind(words.words.clone(), JSON, ASK_AGAIN)))
 }
 
 pub(super) async fn checkpoint(

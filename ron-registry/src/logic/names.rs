@@ -205,6 +205,23 @@ impl Names {
         self.count += usize::from(insert(&mut self.root, leaf, 0));
     }
 
+    /// A map of these, made at once: each part of the tree is hashed once instead of once for every name in it. Nothing if
+    /// there is one twice.
+    pub(crate) fn of<'a>(all: impl Iterator<Item = (&'a str, Latest)>) -> Option<Self> {
+        let leaf = |(key, latest): (&str, Latest)| {
+            let place = place_of(key);
+            Arc::new(Leaf { name: key.into(), place, latest, hash: MapHash::of_leaf(&place, &latest) })
+        };
+        let mut leaves: Vec<Arc<Leaf>> = all.map(leaf).collect();
+        // Mostly they come in their order.
+        if !leaves.is_sorted_by(|one, next| one.place < next.place) {
+            leaves.sort_unstable_by_key(|leaf| leaf.place);
+        }
+        let is_twice = |pair: &[Arc<Leaf>]| pair[0].place == pair[1].place;
+        let count = leaves.len();
+        (!leaves.windows(2).any(is_twice)).then(|| Names { root: grow(&leaves, 0), count })
+    }
+
     /// Every key and what it stands for, in the order of their places. The policy is among them.
     pub(crate) fn all(&self) -> Vec<(&str, &Latest)> {
         let mut all = Vec::with_capacity(self.count);
@@ -244,6 +261,19 @@ impl Names {
             _ => End::Nothing,
         };
         NameProof { end, siblings }
+    }
+}
+
+/// The tree of these leaves, which are in order and share their way down to `depth`.
+fn grow(leaves: &[Arc<Leaf>], depth: usize) -> Option<Node> {
+    match leaves {
+        [] => None,
+        [leaf] => Some(Node::Leaf(Arc::clone(leaf))),
+        several => {
+            let right = several.partition_point(|leaf| !turns_right(&leaf.place, depth));
+            let children = [grow(&several[..right], depth + 1), grow(&several[right..], depth + 1)];
+            Some(Node::Branch(Arc::new(Branch::new(children))))
+        }
     }
 }
 

@@ -285,6 +285,8 @@ pub struct Proposal {
     action: Action,
     expect_head: Option<Head>,
     id: ProposalId,
+    /// The hash of what a name shall stand for: made once, by whoever brings the proposal.
+    content_id: Option<ContentId>,
     encoded: Bytes,
 }
 
@@ -313,7 +315,20 @@ impl Proposal {
         }
         let encoded = Bytes::from(encode(origin, epoch, expires, &action, expect_head.as_ref()));
         let id = ProposalId(blake3::derive_key(DIGEST, &encoded));
-        Ok(Proposal { origin: origin.to_owned(), epoch, expires, action, expect_head, id, encoded })
+        let content_id = match &action {
+            Action::Bind { content, .. } => Some(content.id()),
+            Action::Found { .. } | Action::Retire { .. } | Action::Rotate { .. } => None,
+        };
+        Ok(Proposal {
+            origin: origin.to_owned(),
+            epoch,
+            expires,
+            action,
+            expect_head,
+            id,
+            content_id,
+            encoded,
+        })
     }
 
     /// Reads a proposal.
@@ -412,6 +427,12 @@ impl Proposal {
     #[must_use]
     pub fn id(&self) -> ProposalId {
         self.id
+    }
+
+    /// The hash of what a name shall stand for, if it shall stand for something.
+    #[must_use]
+    pub fn content_id(&self) -> Option<ContentId> {
+        self.content_id
     }
 
     /// Its bytes: deterministic CBOR.

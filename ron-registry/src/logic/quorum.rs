@@ -150,6 +150,31 @@ impl Quorum {
         standing(state, &self.pending[&id], now)
     }
 
+    /// The approvals of a proposal that comes with all that it needs, if it does: it is new, every one of them counts, and
+    /// they are enough. It can be committed without being taken in.
+    #[must_use]
+    pub fn at_once(
+        &self,
+        state: &State,
+        proposal: &Proposal,
+        approvals: &[VerifiedApproval],
+        now: u64,
+    ) -> Option<Vec<RecordedApproval>> {
+        let lasts =
+            proposal.expires().checked_sub(now).is_some_and(|left| left <= self.limits.lifetime_ms_max);
+        let is_new = !self.pending.contains_key(&proposal.id()) && self.committed(state, proposal).is_none();
+        let counts = |approval: &VerifiedApproval| {
+            approval.is_for(proposal)
+                && approval.statement().expires > now
+                && state.listens(proposal, &approval.key(), now).is_ok()
+        };
+        if !lasts || !is_new || approvals.is_empty() || !approvals.iter().all(counts) {
+            return None;
+        }
+        let approvals: Vec<_> = approvals.iter().map(VerifiedApproval::recorded).collect();
+        state.quorum(proposal, &approvals, now).is_ok().then_some(approvals)
+    }
+
     /// Counts an approval. Of two by one signer the one that lasts longer counts.
     ///
     /// # Errors
@@ -237,6 +262,11 @@ impl Quorum {
                 self.recent.remove(&oldest);
             }
         }
+    }
+
+    /// What is remembered, the oldest first.
+    pub fn remembered(&self) -> impl Iterator<Item = (ProposalId, u64)> {
+        self.recent_order.iter().filter_map(|id| self.recent.get(id).map(|version| (*id, *version)))
     }
 
     /// Learns what was committed, and gives back what that has voided and why. `state` is that with the entry.

@@ -18,7 +18,7 @@ use super::{
     checkpoint::Checkpoint,
     entry::Entry,
     merkle::{PROOF_HASHES_MAX, ProofError, TreeHash, verify_consistency, verify_inclusion},
-    names::{NAME_BYTES_MAX, Names, POLICY_KEY, read_latest, write_latest},
+    names::{Latest, NAME_BYTES_MAX, Names, POLICY_KEY, read_latest, write_latest},
     policy::{POLICY_BYTES_MAX, Policy, PolicyError},
     proposal::{FormError, Name},
     state::State,
@@ -160,7 +160,7 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError::Malformed`], [`SnapshotError::UnknownFormat`].
     pub fn decode<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> Result<Self, SnapshotError> {
-        let (mut head, mut names) = (None, Names::new());
+        let (mut head, mut names) = (None, Vec::new());
         for part in parts {
             let found = read_part(part, &mut names)?;
             if found.is_some() != head.is_none() {
@@ -169,6 +169,7 @@ impl Snapshot {
             head = head.or(found);
         }
         let (entry, path, edge, policy) = head.ok_or(SnapshotError::Malformed)?;
+        let names = Names::of(names.into_iter()).ok_or(SnapshotError::Malformed)?;
         Ok(Snapshot { entry, path, edge, policy, names })
     }
 
@@ -227,7 +228,10 @@ impl Snapshot {
 type First = (Bytes, Vec<TreeHash>, Vec<Vec<u8>>, Bytes);
 
 /// Reads one part: its names into `names`, and what the first has.
-fn read_part(part: &Bytes, names: &mut Names) -> Result<Option<First>, SnapshotError> {
+fn read_part<'a>(
+    part: &'a Bytes,
+    names: &mut Vec<(&'a str, Latest)>,
+) -> Result<Option<First>, SnapshotError> {
     let (mut format, mut entry, mut path, mut edge, mut policy) = (None, None, None, None, None);
     let mut listed = None;
     read_only_map(part, |key, cbor| {
@@ -238,7 +242,7 @@ fn read_part(part: &Bytes, names: &mut Names) -> Result<Option<First>, SnapshotE
             EDGE => edge = Some(read_list(cbor, ("edge", LEVELS_MAX), read_tile)?),
             POLICY => policy = Some(part.slice_ref(read_bytes(cbor, ("policy", POLICY_BYTES_MAX))?)),
             NAMES => {
-                let name = |cbor: &mut Decoder<'_>| read_name(cbor, names);
+                let name = |cbor: &mut Decoder<'a>| read_name(cbor, names);
                 listed = Some(read_list(cbor, ("names", PART_NAMES_MAX), name)?);
             }
             _ => return Err(SnapshotError::Malformed),
@@ -268,7 +272,7 @@ fn read_tile(cbor: &mut Decoder<'_>) -> Result<Vec<u8>, SnapshotError> {
     Ok(tile.to_vec())
 }
 
-fn read_name(cbor: &mut Decoder<'_>, names: &mut Names) -> Result<(), SnapshotError> {
+fn read_name<'a>(cbor: &mut Decoder<'a>, names: &mut Vec<(&'a str, Latest)>) -> Result<(), SnapshotError> {
     if cbor.array()? != Some(2) {
         return Err(SnapshotError::Malformed);
     }
@@ -277,7 +281,7 @@ fn read_name(cbor: &mut Decoder<'_>, names: &mut Names) -> Result<(), SnapshotEr
     if !is_known {
         return Err(SnapshotError::Malformed);
     }
-    names.set(name, read_latest(cbor)?);
+    names.push((name, read_latest(cbor)?));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! The committer, a follower and the verifier all go through here, so what one writes the others accept, and nothing
 //! else. The state is small: the head, the policy, and the names. Cloning shares the names.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ron_core::{
@@ -349,14 +349,13 @@ impl State {
         if proposal.expires() <= time {
             return Err(Refused::Expired { at: proposal.expires() });
         }
-        // An entry holds what counts, each key once.
-        let mut counted = HashMap::new();
-        for approval in approvals {
-            if approval.expires > time && self.listens(&proposal, &approval.key, time).is_ok() {
-                counted.insert(approval.key, approval);
-            }
-        }
-        let approvals: Vec<_> = counted.into_values().collect();
+        // An entry holds what counts, each key once, in their order.
+        let mut approvals = approvals;
+        approvals.retain(|approval| {
+            approval.expires > time && self.listens(&proposal, &approval.key, time).is_ok()
+        });
+        approvals.sort_unstable_by_key(|approval| approval.key);
+        approvals.dedup_by_key(|approval| approval.key);
         self.quorum(&proposal, &approvals, time)?;
         let previous = self.head.hash;
         self.decide(&proposal);
@@ -415,8 +414,8 @@ impl State {
     fn decide(&mut self, proposal: &Proposal) {
         let latest = |content| Latest { version: self.head.version + 1, proposal: proposal.id(), content };
         match proposal.action() {
-            Action::Bind { name, content, .. } => {
-                let latest = latest(Some(content.id()));
+            Action::Bind { name, .. } => {
+                let latest = latest(proposal.content_id());
                 self.names.set(name.as_str(), latest);
             }
             Action::Retire { name, .. } => {

@@ -372,6 +372,47 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// The full tiles of each level that has some, the lowest first, behind each other.
+    #[must_use]
+    pub fn full_tiles(&self) -> Vec<Vec<Bytes>> {
+        self.rows.iter().map(|row| row.full.iter().cloned().collect()).collect()
+    }
+
+    /// Gives a tree that starts with its [`edge`](Tree::edge) the full tiles back that it had above `minimum`: those of
+    /// [`full_tiles`](Tree::full_tiles), each level behind each other. Says whether they are: every tile must be what the
+    /// level above says.
+    #[must_use]
+    pub fn fill(&mut self, minimum: u64, tiles: &[Bytes]) -> bool {
+        const TILE_BYTES: usize = TILE_WIDTH as usize * TreeHash::BYTES;
+        let size = self.size();
+        if minimum > size || tiles.len() != self.rows.len() {
+            return false;
+        }
+        for (level, (row, tiles)) in self.rows.iter_mut().zip(tiles).enumerate() {
+            row.pruned_tiles = row_len(minimum, level as u8 + 1);
+            let full = row_len(size, level as u8 + 1) - row.pruned_tiles;
+            if tiles.len() as u64 != full * TILE_BYTES as u64 {
+                return false;
+            }
+            row.full =
+                (0..tiles.len()).step_by(TILE_BYTES).map(|at| tiles.slice(at..at + TILE_BYTES)).collect();
+        }
+        self.minimum = minimum;
+        (1..self.rows.len()).all(|level| {
+            let (below, above) = (&self.rows[level - 1], &self.rows[level]);
+            (below.pruned_tiles..).zip(&below.full).all(|(index, tile)| {
+                let at = (index % TILE_WIDTH) as usize * TreeHash::BYTES;
+                let parent = (index / TILE_WIDTH).checked_sub(above.pruned_tiles).map(|parent| {
+                    above.full.get(parent as usize).map_or(&above.partial[..], |parent| &parent[..])
+                });
+                let said = parent.and_then(|parent| parent.get(at..at + TreeHash::BYTES));
+                said == Some(&perfect_root(tile).as_bytes()[..])
+            })
+        })
+    }
+}
+
 impl TileSource for Tree {
     fn tile(&self, tile: Tile) -> Option<Bytes> {
         let Level::Hashes(level) = tile.level() else { return None };

@@ -1,25 +1,28 @@
 //! A log on the family's journal: one block is one record, so that it is there whole or not at all, and one sync.
 //!
-//! What is kept in memory is where each block begins. It is rebuilt by reading the journal through when it is opened.
+//! What is kept in memory is where each block begins. It is rebuilt by reading the journal through when it is opened, or
+//! from the memo that a clean stop left beside it, and what came since.
 //! The journal is locked by its owner, so nobody else appends; the only doubt is about an append whose caller did not
 //! wait, and that is settled by reading on from the last block that is known.
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Deadline, Lock, LockSpec, Spawner, Supervisor,
-    disk::Disk,
-    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Salts, Settings},
+    Deadline, Lock, LockSpec, Supervisor,
+    disk::{Access, Disk, DiskError, replace, sweep_temporary},
+    journal::{Item, Journal, JournalError, OnDamage, Opening, Position, Reader, Salts, Settings},
 };
 
 use super::{
-    Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail, check_block,
+    Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredMemo, StoredSnapshot, Tail,
+    check_block,
+    memo_file::{Known, read_memo, write_memo},
 };
 use crate::logic::{
     entry::VERSION_MAX,
@@ -42,6 +45,9 @@ const PARTS_MAX: u32 = 1 << 16;
 /// How long reading the journal through may take when it is opened; there is nothing to do meanwhile.
 const OPENING: Duration = Duration::from_secs(24 * 3600);
 
+/// What the writer of the journal may take to finish at the stop. Nobody appends any more by then.
+const DRAIN: Duration = Duration::from_secs(3);
+
 /// When to ask again while another snapshot is being kept: one takes a few syncs.
 const PRUNING_RETRY: Duration = Duration::from_millis(100);
 
@@ -60,12 +66,18 @@ impl Default for JournalStoreSettings {
     }
 }
 
+/// What the memo is called, in the directory of the journal.
+const MEMO: &str = "memo";
+
 /// A log in a directory.
 #[derive(Debug)]
 pub struct JournalStore {
     journal: Journal,
-    spawner: Spawner,
+    group: Supervisor,
     index: Arc<Lock<Index>>,
+    disk: Arc<dyn Disk>,
+    /// Where the memo is.
+    memo: PathBuf,
 }
 
 /// What is where.
@@ -89,6 +101,8 @@ struct Index {
     is_appending: bool,
     /// Whether a snapshot is being kept. Two at once would each remove what the other needs.
     is_pruning: bool,
+    /// What a clean stop left, until somebody asks for it.
+    memo: Option<StoredMemo>,
 }
 
 impl Index {
@@ -162,17 +176,31 @@ impl JournalStore {
             name: "registry.log",
             segment_bytes: settings.segment_bytes,
             on_damage: OnDamage::Refuse,
+            // What is not known from the memo is read through below.
+            opening: Opening::ReadLast,
             salts: settings.salts,
             ..Settings::default()
         };
-        let (journal, _) = Journal::open(supervisor, disk, dir, settings).await.map_err(of_journal)?;
-        let reader = journal.reader();
+        // A group of its own, older than that of the registry which is started on it, and so stopped after it: what is
+        // decided while it drains still has a place to go.
+        let group = supervisor.child("registry log", DRAIN, supervisor.metrics().clone());
+        let (place, memo) = (Arc::clone(&disk), dir.join(MEMO));
+        let (journal, _) =
+            Journal::open(&group, Arc::clone(&disk), dir, settings).await.map_err(of_journal)?;
+        let (reader, dir, path) = (journal.reader(), dir.to_path_buf(), memo.clone());
         let through = move || {
-            let mut index = Index::default();
-            scan(&reader, None, |kind, position, payload| index.learn(kind, position, payload))
-                .map(|()| index)
+            // A crash while the memo was written leaves a file that nobody needs.
+            let _ = sweep_temporary(&*place, &dir);
+            let mut index = remembered(&*place, &path, &reader).unwrap_or_default();
+            let known = index.snapshot.as_ref().map(|(version, _)| *version);
+            scan(&reader, index.end, |kind, position, payload| index.learn(kind, position, payload))?;
+            // What it could prove may be gone.
+            if index.snapshot.as_ref().map(|(version, _)| *version) != known {
+                index.memo = None;
+            }
+            Ok::<_, StoreError>(index)
         };
-        let index = supervisor.blocking("log_open", Deadline::after(OPENING), through).await??;
+        let index = group.blocking("log_open", Deadline::after(OPENING), through).await??;
         // A log whose beginning is gone can be gone on with only from a snapshot.
         let first = index.first();
         let is_covered = index.snapshot.as_ref().is_some_and(|(version, _)| version + 1 >= first);
@@ -180,8 +208,8 @@ impl JournalStore {
             let message = format!("the log begins at {first} and no snapshot covers what is before");
             return Err(StoreError::Damaged { message });
         }
-        let index = Arc::new(Lock::new(INDEX, index, supervisor.metrics()));
-        Ok(JournalStore { journal, spawner: supervisor.spawner(), index })
+        let index = Arc::new(Lock::new(INDEX, index, group.metrics()));
+        Ok(JournalStore { journal, group, index, disk, memo })
     }
 
     async fn blocking<R: Send + 'static>(
@@ -190,7 +218,7 @@ impl JournalStore {
         work: impl FnOnce(Reader, &Lock<Index>) -> Result<R, StoreError> + Send + 'static,
     ) -> Result<R, StoreError> {
         let (reader, index) = (self.journal.reader(), Arc::clone(&self.index));
-        self.spawner.blocking("log_read", deadline, move || work(reader, &index)).await?
+        self.group.blocking("log_read", deadline, move || work(reader, &index)).await?
     }
 
     /// Finds out about an append that was given up on.
@@ -345,6 +373,23 @@ impl JournalStore {
         Ok(before.saturating_sub(bytes()))
     }
 
+    async fn write_memo(&self, memo: StoredMemo, deadline: Deadline) -> Result<(), StoreError> {
+        let known = {
+            let index = self.index.lock();
+            let is_provable = index.snapshot.as_ref().is_none_or(|(version, _)| *version < memo.first);
+            if index.doubt.is_some() || index.is_pruning || index.tail != memo.version || !is_provable {
+                return Ok(());
+            }
+            let Some(checkpoint) = index.checkpoint.clone() else { return Ok(()) };
+            let blocks = index.blocks.iter().copied().collect();
+            Known { blocks, checkpoint, snapshot: index.snapshot.clone() }
+        };
+        let (disk, path) = (Arc::clone(&self.disk), self.memo.clone());
+        let write = move || replace(&*disk, &path, &write_memo(&known, &memo));
+        let written = self.group.blocking("memo_write", deadline, write).await?;
+        written.map_err(|error| StoreError::Failed { message: error.to_string() })
+    }
+
     async fn read_snapshot(&self, deadline: Deadline) -> Result<Option<StoredSnapshot>, StoreError> {
         let Some((version, places)) = self.index.lock().snapshot.clone() else { return Ok(None) };
         let mut parts = Vec::new();
@@ -418,6 +463,49 @@ impl LogStore for JournalStore {
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         Box::pin(self.read_snapshot(deadline))
     }
+
+    fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.write_memo(memo, deadline))
+    }
+
+    fn memo(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+        Box::pin(std::future::ready(Ok(self.index.lock().memo.take())))
+    }
+}
+
+/// What a clean stop has left, if it is of the journal that is there: its last block must be where it says, and the same.
+fn remembered(disk: &dyn Disk, path: &Path, reader: &Reader) -> Option<Index> {
+    let file = match disk.open(path, Access::Read) {
+        Ok(file) => file,
+        Err(DiskError::NotFound { .. }) => return None,
+        Err(error) => {
+            tracing::debug!(%error, "the log is read through");
+            return None;
+        }
+    };
+    let mut bytes = vec![0; usize::try_from(file.len().ok()?).ok()?];
+    let mut at = 0;
+    while at < bytes.len() {
+        match file.read_at(at as u64, &mut bytes[at..]) {
+            Ok(read @ 1..) => at += read,
+            _ => return None,
+        }
+    }
+    let (known, memo) = read_memo(&bytes.into())?;
+    let Known { blocks, checkpoint, snapshot } = known;
+    let (first, end) = *blocks.last()?;
+    let record = reader.read(end).ok().filter(|record| record.kind == BLOCK)?;
+    let (found, entries, said) = read_block(&record.payload)?;
+    let tail = first + entries.len() as u64 - 1;
+    if (found, &said, tail) != (first, &checkpoint, memo.version) {
+        return None;
+    }
+    // Files that were removed since.
+    let oldest = reader.segments().first()?.sequence;
+    let blocks = blocks.into_iter().filter(|(_, position)| position.segment >= oldest).collect();
+    let snapshot = snapshot.filter(|(_, places)| places.iter().all(|place| place.segment >= oldest));
+    let (checkpoint, end) = (Some(checkpoint), Some(end));
+    Some(Index { blocks, tail, checkpoint, snapshot, end, memo: Some(memo), ..Index::default() })
 }
 
 /// Goes through what the journal has behind `end`.

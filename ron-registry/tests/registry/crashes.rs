@@ -10,7 +10,7 @@ use ron_core::{
 };
 use ron_registry::{
     Entry, LogTrust, ProposalId, Receipt, Registry,
-    store::{Appended, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail},
+    store::{Appended, Block, BoxFuture, LogStore, StoreError, StoredMemo, StoredSnapshot, Tail},
 };
 
 use super::world::{LOG_KEY, ORIGIN, bind, bind_many, clock, host, journal, policy, soon};
@@ -80,6 +80,14 @@ impl LogStore for Buggy {
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         self.store.snapshot(deadline)
     }
+
+    fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.keep_memo(memo, deadline)
+    }
+
+    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+        self.store.memo(deadline)
+    }
 }
 
 async fn open(host: &Supervisor, disk: &SimDisk, bug: Bug) -> Result<Registry, String> {
@@ -102,12 +110,17 @@ impl Done {
     }
 }
 
-/// Founds, decides much at once, decides one by one, prunes, decides more: until the power fails.
+/// Founds, decides much at once, decides one by one, prunes, decides more, stops, and goes on: until the power fails.
 async fn program(disk: &SimDisk, bug: Bug) -> Done {
-    let host = host();
     let mut done = Done::default();
-    let _ = run(&host, disk, bug, &mut done).await;
-    host.shutdown().await;
+    let first = host();
+    let ran = run(&first, disk, bug, &mut done).await;
+    first.shutdown().await;
+    if ran.is_ok() {
+        let second = host();
+        let _ = go_on(&second, disk, bug, &mut done).await;
+        second.shutdown().await;
+    }
     done
 }
 
@@ -126,6 +139,17 @@ async fn run(host: &Supervisor, disk: &SimDisk, bug: Bug, done: &mut Done) -> Re
         if round == 1 {
             registry.prune(256, soon()).await.map_err(|error| error.to_string())?;
         }
+    }
+    Ok(())
+}
+
+/// Goes on with a log that was stopped, from what the stop has left.
+async fn go_on(host: &Supervisor, disk: &SimDisk, bug: Bug, done: &mut Done) -> Result<(), String> {
+    let registry = open(host, disk, bug).await?;
+    for round in 0..2 {
+        done.wanted += 1;
+        let bound = bind(&registry, &format!("on/{round}"), "x", &[0]).await;
+        done.note(&bound.map_err(|error| error.to_string())?);
     }
     Ok(())
 }
@@ -179,7 +203,7 @@ async fn enumerate(bug: Bug, step: u64) -> Result<u64, String> {
     let disk = SimDisk::new();
     let whole = program(&disk, bug).await;
     if bug == Bug::None {
-        assert_eq!(whole.acknowledged.len(), 265, "without a crash everything is acknowledged");
+        assert_eq!(whole.acknowledged.len(), 267, "without a crash everything is acknowledged");
     }
     let calls = disk.calls();
     for call in (1..=calls).step_by(step as usize) {
@@ -223,6 +247,8 @@ async fn a_snapshot_that_is_not_whole_is_caught() {
     let disk = SimDisk::new();
     let done = program(&disk, Bug::TornSnapshot).await;
     disk.restart(CrashStyle::KeepAll);
+    // With what the stop has left nobody would look at the snapshot.
+    disk.put("log/memo", b"");
     let found = check(&disk, &done).await.unwrap_err();
     assert!(found.contains("snapshot"), "{found}");
 }

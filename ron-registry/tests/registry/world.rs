@@ -15,7 +15,7 @@ use ron_registry::{
     Approval, Content, Outcome, Policy, Proposal, Receipt, Registry, RegistryError, Settings, Signer,
     store::{
         Appended, Block, BoxFuture, JournalStore, JournalStoreSettings, LogStore, MemoryStore, StoreError,
-        StoredSnapshot, Tail,
+        StoredMemo, StoredSnapshot, Tail,
     },
 };
 
@@ -270,5 +270,13 @@ impl LogStore for Odd {
 
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         self.store.snapshot(deadline)
+    }
+
+    fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.keep_memo(memo, deadline)
+    }
+
+    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+        self.store.memo(deadline)
     }
 }
