@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = {
     "ron-core": 45,
     "ron-dht": 70,
+    "ron-index": 50,
     "ron-overlay": 70,
     "ron-storage": 50,
     "ron-registry": 70,

@@ -208,10 +208,14 @@ pub struct Metrics {
 struct Shared {
     tallies: BTreeMap<(Counter, &'static str), Tally>,
     gauges: BTreeMap<GaugeSpec, Gauge>,
+    labelled: BTreeMap<GaugeSpec, BTreeMap<Vec<GaugeLabel>, Gauge>>,
     histograms: BTreeMap<&'static str, (&'static str, Histogram)>,
     queues: BTreeMap<&'static str, Queues>,
     inventory: Inventory,
 }
+
+/// The name and the value of a gauge's label.
+type GaugeLabel = (&'static str, &'static str);
 
 /// The queues of one name.
 #[derive(Default, Clone)]
@@ -242,6 +246,13 @@ impl Metrics {
     #[must_use]
     pub fn gauge(&self, spec: GaugeSpec) -> Gauge {
         self.lock().gauges.entry(spec).or_default().clone()
+    }
+
+    /// One series of the gauge that `spec` declares, with these labels; every series of a gauge has the same names.
+    /// Resolve it once and keep it.
+    #[must_use]
+    pub fn gauge_with(&self, spec: GaugeSpec, labels: &[GaugeLabel]) -> Gauge {
+        self.lock().labelled.entry(spec).or_default().entry(labels.to_vec()).or_default().clone()
     }
 
     /// The histogram that `spec` declares. Resolve it once and keep it.
@@ -302,9 +313,10 @@ impl fmt::Debug for Metrics {
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Copied out first: a queue's depth takes the queue's own lock, and no lock here is taken under another.
-        let (tallies, gauges, histograms, queues) = {
+        let (tallies, gauges, labelled, histograms, queues) = {
             let shared = self.lock();
-            (shared.tallies.clone(), shared.gauges.clone(), shared.histograms.clone(), shared.queues.clone())
+            let (gauges, labelled) = (shared.gauges.clone(), shared.labelled.clone());
+            (shared.tallies.clone(), gauges, labelled, shared.histograms.clone(), shared.queues.clone())
         };
         let mut values = tallies.iter().peekable();
         while let Some(((counter, _), _)) = values.peek() {
@@ -323,6 +335,12 @@ impl Collector for Metrics {
         for (spec, value) in &gauges {
             let mut family = encoder.encode_descriptor(spec.name, spec.help, None, MetricType::Gauge)?;
             family.encode_gauge(&value.get())?;
+        }
+        for (spec, series) in &labelled {
+            let mut family = encoder.encode_descriptor(spec.name, spec.help, None, MetricType::Gauge)?;
+            for (labels, value) in series {
+                family.encode_family(labels)?.encode_gauge(&value.get())?;
+            }
         }
         for (name, (help, histogram)) in &histograms {
             let family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
@@ -409,6 +427,9 @@ mod tests {
         metrics.tally(Counter::Own(QUOTA), "publisher").add(1);
         metrics.tally(Counter::Own(QUOTA), "key").add(3);
         metrics.gauge(LAG).set(1.5);
+        const STATE: GaugeSpec = GaugeSpec { name: "breaker_state", help: "Breakers" };
+        metrics.gauge_with(STATE, &[("target", "dht"), ("state", "open")]).set(1.0);
+        metrics.gauge_with(STATE, &[("target", "dht"), ("state", "closed")]).set(0.0);
         metrics.histogram(TOOK).observe(0.5);
         metrics.histogram(TOOK).observe(0.05);
         let text = scrape(&registry);
@@ -417,6 +438,8 @@ mod tests {
             "ron_test_quota_reject_total{kind=\"key\"} 3",
             "ron_test_quota_reject_total{kind=\"publisher\"} 1",
             "ron_test_provide_lag_seconds 1.5",
+            "ron_test_breaker_state{target=\"dht\",state=\"open\"} 1.0",
+            "ron_test_breaker_state{target=\"dht\",state=\"closed\"} 0.0",
             "ron_test_lookup_seconds_bucket{le=\"0.1\"} 1",
             "ron_test_lookup_seconds_count 2",
         ] {

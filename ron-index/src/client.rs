@@ -1,0 +1,221 @@
+//! Asking an index elsewhere, through its routes (feature `client`).
+
+use std::{
+    future::{Future as _, poll_fn},
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, StatusCode, header};
+use http_body::Body as _;
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use ron_core::{Deadline, ErrorKind, Refusal};
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+use crate::Key;
+
+/// Bytes of the largest answer that is taken: 32 providers with everything that they may have are a tenth of this.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Why an index elsewhere did not answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The address is none: `http://`, a host, perhaps a port and a path.
+    #[error("{url:?} is no address of an index")]
+    Address {
+        /// What was given.
+        url: String,
+    },
+    /// It cannot be reached.
+    #[error("{server} cannot be reached")]
+    Unreachable {
+        /// Who.
+        server: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It did not answer in time.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was asked.
+        op: &'static str,
+    },
+    /// The connection broke.
+    #[error("the connection broke")]
+    Broken {
+        /// How.
+        source: hyper::Error,
+    },
+    /// It said no.
+    #[error("{status} {code}: {words}")]
+    Refused {
+        /// The status.
+        status: u16,
+        /// For programs.
+        code: String,
+        /// For people.
+        words: String,
+        /// When to ask again, if that helps.
+        retry_after: Option<Duration>,
+    },
+    /// What it answered is not what an index answers.
+    #[error("not an answer of an index: {why}")]
+    Stranger {
+        /// What is wrong.
+        why: String,
+    },
+}
+
+impl Refusal for ClientError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            ClientError::Timeout { .. } => ErrorKind::Timeout,
+            ClientError::Refused { status: 429, .. } => ErrorKind::Busy,
+            ClientError::Address { .. } | ClientError::Refused { status: 400..=499, .. } => ErrorKind::Caller,
+            _ => ErrorKind::Peer,
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            ClientError::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// Asks one index. What it answers was verified by it and not by this: who does not trust it checks the names against the
+/// registry, and what is fetched against its address.
+#[derive(Debug, Clone)]
+pub struct Client {
+    host: String,
+    port: u16,
+    base: String,
+}
+
+impl Client {
+    /// An index whose routes are below `url`: `http://HOST:PORT` and perhaps a path.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`].
+    pub fn new(url: &str) -> Result<Self, ClientError> {
+        let wrong = || ClientError::Address { url: url.to_owned() };
+        let uri: http::Uri = url.trim_end_matches('/').parse().map_err(|_| wrong())?;
+        let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
+        let base = if uri.path() == "/" { String::new() } else { uri.path().to_owned() };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Client { host, port: uri.port_u16().unwrap_or(80), base })
+    }
+
+    /// What `key` leads to, with at most `limit` providers, as the route `/resolve` answers it.
+    ///
+    /// # Errors
+    /// A [`ClientError`].
+    pub async fn resolve(
+        &self,
+        key: &Key,
+        limit: usize,
+        explain: bool,
+        deadline: Deadline,
+    ) -> Result<Value, ClientError> {
+        let path =
+            format!("{}/resolve/{}?limit={limit}&explain={explain}", self.base, escape(&key.to_string()));
+        self.get("resolve", path, deadline).await
+    }
+
+    /// Who has some content, as the route `/providers` answers it.
+    ///
+    /// # Errors
+    /// A [`ClientError`].
+    pub async fn providers(
+        &self,
+        content: &Key,
+        limit: usize,
+        deadline: Deadline,
+    ) -> Result<Value, ClientError> {
+        let path = format!("{}/providers/{}?limit={limit}", self.base, escape(&content.to_string()));
+        self.get("providers", path, deadline).await
+    }
+
+    async fn get(&self, op: &'static str, path: String, deadline: Deadline) -> Result<Value, ClientError> {
+        let asked = self.ask(path);
+        let (status, retry_after, body) =
+            deadline.limit(op, asked).await.map_err(|_| ClientError::Timeout { op })??;
+        let json: Value = serde_json::from_slice(&body).map_err(|error| stranger(error.to_string()))?;
+        if status == StatusCode::OK {
+            return Ok(json);
+        }
+        let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
+        let detail = text("detail");
+        let words = if detail.is_empty() { text("title") } else { detail };
+        Err(ClientError::Refused { status: status.as_u16(), code: text("code"), words, retry_after })
+    }
+
+    async fn ask(&self, path: String) -> Result<(StatusCode, Option<Duration>, Bytes), ClientError> {
+        let server = format!("{}:{}", self.host, self.port);
+        let unreachable = |source| ClientError::Unreachable { server: server.clone(), source };
+        let broken = |source| ClientError::Broken { source };
+        let request = Request::builder().uri(path).header(header::HOST, &server).body(Empty::<Bytes>::new());
+        let request = request.map_err(|error| stranger(error.to_string()))?;
+        let stream = TcpStream::connect((&*self.host, self.port)).await.map_err(unreachable)?;
+        stream.set_nodelay(true).map_err(unreachable)?;
+        let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let mut driver = Some(driver);
+        let mut asking = pin!(async move {
+            let response = sender.send_request(request).await.map_err(broken)?;
+            let (head, body) = response.into_parts();
+            let (mut body, mut whole) = (pin!(body), BytesMut::new());
+            while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+                if let Ok(bytes) = frame.map_err(broken)?.into_data() {
+                    if whole.len() + bytes.len() > ANSWER_BYTES_MAX {
+                        return Err(stranger("its answer is too long"));
+                    }
+                    whole.extend_from_slice(&bytes);
+                }
+            }
+            let retry =
+                head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+            Ok((head.status, retry.map(Duration::from_secs), whole.freeze()))
+        });
+        // The connection goes on for as long as somebody waits for what it brings.
+        poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(answer) = asking.as_mut().poll(cx) {
+                    return Poll::Ready(answer);
+                }
+                match &mut driver {
+                    Some(connection) => match Pin::new(connection).poll(cx) {
+                        Poll::Ready(_) => driver = None,
+                        Poll::Pending => return Poll::Pending,
+                    },
+                    None => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+}
+
+fn stranger(why: impl Into<String>) -> ClientError {
+    ClientError::Stranger { why: why.into() }
+}
+
+/// A key as part of a path: names may have what a URL may not.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
+                escaped.push(byte.into())
+            }
+            other => escaped.push_str(&format!("%{other:02X}")),
+        }
+    }
+    escaped
+}

@@ -1,0 +1,259 @@
+//! The routes as an OpenAPI document, for programs and for people with such tools.
+//!
+//! Written here by hand, beside the code that it describes, and held to it by a test that asks every route with every
+//! method and compares the fields of every answer.
+
+use axum::{extract::Request, response::Response};
+use http::{HeaderValue, header};
+use ron_core::http::Problem;
+use serde_json::{Map, Value, json};
+
+use super::{NDJSON, asking::Query, dto::PURGE_KEYS_MAX};
+use crate::{LIMIT_DEFAULT, PROVIDERS_LIMIT, logic::key::KEY_BYTES_MAX};
+
+/// The document, with paths as they are below the place where the routers are mounted.
+#[must_use]
+pub fn document() -> Value {
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ron-index",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
+            "description": "Where things are: names and content to manifests and ranked providers. What is refused is answered as application/problem+json.",
+        },
+        "paths": {
+            "/resolve/{key}": {
+                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "get": op("What a key leads to", &[limit(), explain(), if_none_match()], None, &[
+                    (200, "It", json_of("Answer")),
+                    (304, "The client has it already", json!({})),
+                    (404, "Nothing is known under this key", problem()),
+                ]),
+            },
+            "/providers/{id}": {
+                "parameters": [path("id", "A b3: address or a CID")],
+                "get": op("Who has some content", &[limit(), explain(), if_none_match()], None, &[
+                    (200, "They, the best first; or as they are found, one in each line", with_lines("Providers")),
+                    (304, "The client has it already", json!({})),
+                    (404, "Nobody is known", problem()),
+                ]),
+            },
+            "/routing/v1/providers/{cid}": {
+                "parameters": [path("cid", "A CID")],
+                "get": op("Who has some content, as IPFS clients ask it", &[filter("filter-addrs"), filter("filter-protocols"), if_none_match()], None, &[
+                    (200, "They, or an empty list", with_lines("RoutingProviders")),
+                    (304, "The client has it already", json!({})),
+                    (422, "Not a CID, or a filter that is none", problem()),
+                ]),
+                "options": preflight(),
+            },
+            "/routing/v1/peers/{id}": {
+                "parameters": [path("id", "The id of a peer: a multihash in base58, or a CID of a key")],
+                "get": op("Where a peer is, as IPFS clients ask it", &[filter("filter-addrs"), filter("filter-protocols"), if_none_match()], None, &[
+                    (200, "It, or an empty list", with_lines("RoutingPeers")),
+                    (304, "The client has it already", json!({})),
+                    (422, "Not the id of a peer, or a filter that is none", problem()),
+                ]),
+                "options": preflight(),
+            },
+            "/reindex/{key}": {
+                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "post": guarded(op("Forgets a key and looks it up again", &[idempotency()], None, &[
+                    (200, "What it leads to", json_of("Answer")),
+                    (404, "Nothing is known under this key", problem()),
+                    (409, "The same change is being done", problem()),
+                    (422, "The idempotency key was used for something else", problem()),
+                ])),
+            },
+            "/pins/{key}": {
+                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "put": guarded(op("Keeps an answer fresh from now on", &[idempotency()], None, &[
+                    (200, "It is pinned", json_of("Pin")),
+                    (404, "Nothing is known under this key", problem()),
+                    (409, "As many keys are pinned as may be, or the same change is being done", problem()),
+                    (422, "The idempotency key was used for something else", problem()),
+                ])),
+                "delete": guarded(op("Takes a pin back", &[idempotency()], None, &[
+                    (200, "It is not pinned", json_of("Pin")),
+                    (409, "The same change is being done", problem()),
+                    (422, "The idempotency key was used for something else", problem()),
+                ])),
+            },
+            "/purge": {
+                "post": guarded(op("Forgets keys, or everything", &[idempotency()], Some(purge_body()), &[
+                    (200, "How much was known", json_of("Purged")),
+                    (409, "The same change is being done", problem()),
+                    (413, "The body is too large", problem()),
+                    (415, "The body is not JSON, or in an encoding that is not taken", problem()),
+                    (422, "The idempotency key was used for something else", problem()),
+                ])),
+            },
+            "/status": {"get": op("How the index is doing", &[], None, &[(200, "So", json_of("Status"))])},
+            "/openapi.json": {"get": op("This document", &[], None, &[(200, "It", json!({"application/json": {}}))])},
+        },
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas(),
+        },
+    })
+}
+
+fn schemas() -> Value {
+    let (text, number, flag) =
+        (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}), json!({"type": "boolean"}));
+    let share = json!({"type": "number", "minimum": 0, "maximum": 1});
+    let texts = json!({"type": "array", "items": &text});
+    let list =
+        |name: &str| json!({"type": "array", "items": {"$ref": format!("#/components/schemas/{name}")}});
+    let stale = json!({"enum": [null, "while_revalidate", "if_error"]});
+    let peers = list("Peer");
+    json!({
+        "Answer": record(&[
+            ("key", &text), ("kind", &json!({"enum": ["name", "b3", "cid"]})), ("content", &text), ("cid", &text),
+            ("manifest", &json!({"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/Manifest"}]})),
+            ("providers", &list("Provider")), ("complete", &flag), ("stale", &stale),
+        ], &[("name", &json!({"$ref": "#/components/schemas/Name"}))]),
+        "Name": record(&[("version", &number), ("proven_by", &text)], &[]),
+        "Manifest": record(&[("len", &number), ("group_bytes", &number)], &[]),
+        "Provider": record(&[("id", &text), ("addrs", &texts), ("source", &text)], &[
+            ("issued", &number), ("region", &text), ("protocols", &texts),
+            ("rank", &json!({"$ref": "#/components/schemas/Rank"})),
+        ]),
+        "Rank": record(&[
+            ("score", &share), ("region", &share), ("freshness", &share), ("latency", &share), ("success", &share),
+        ], &[]),
+        "Providers": record(&[("content", &text), ("providers", &list("Provider")), ("stale", &stale)], &[]),
+        "RoutingProviders": record(&[("Providers", &peers)], &[]),
+        "RoutingPeers": record(&[("Peers", &peers)], &[]),
+        "Peer": record(&[("Schema", &json!({"enum": ["peer"]})), ("ID", &text), ("Addrs", &texts), ("Protocols", &texts)], &[]),
+        "Pin": record(&[("key", &text), ("pinned", &flag), ("changed", &flag)], &[]),
+        "Purged": record(&[("purged", &json!({"type": ["integer", "null"], "minimum": 0}))], &[]),
+        "Status": record(&[
+            ("entries", &number), ("bytes", &number), ("lookups", &number), ("waiting", &number),
+            ("hedge_delay_ms", &number), ("sources", &list("Source")),
+        ], &[]),
+        "Source": record(&[("name", &text), ("breaker", &json!({"enum": ["closed", "open", "half_open"]}))], &[]),
+        "Problem": record(&[
+            ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),
+        ], &[("detail", &text), ("hint", &text), ("corr_id", &text)]),
+    })
+}
+
+/// A record with fields that are always there and some that may be.
+fn record(required: &[(&str, &Value)], optional: &[(&str, &Value)]) -> Value {
+    let properties: Map<String, Value> =
+        required.iter().chain(optional).map(|(name, kind)| ((*name).to_owned(), (*kind).clone())).collect();
+    let required: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16, &str, Value)]) -> Value {
+    let mut responses: Map<String, Value> = answers
+        .iter()
+        .map(|(status, what, content)| {
+            let mut answer = json!({"description": what});
+            if content.as_object().is_some_and(|content| !content.is_empty()) {
+                answer["content"] = content.clone();
+            }
+            (status.to_string(), answer)
+        })
+        .collect();
+    for (status, what) in [
+        (400, "A key or a parameter is not understood"),
+        (429, "Too much at once; retry-after says when"),
+        (503, "Nobody can answer, or the node stops"),
+        (504, "The budget is spent"),
+    ] {
+        responses
+            .entry(status.to_string())
+            .or_insert_with(|| json!({"description": what, "content": problem()}));
+    }
+    let mut op = json!({"summary": summary, "responses": responses});
+    if !parameters.is_empty() {
+        op["parameters"] = parameters.into();
+    }
+    if let Some(body) = body {
+        op["requestBody"] = body;
+    }
+    op
+}
+
+/// Needs a token.
+fn guarded(mut op: Value) -> Value {
+    op["security"] = json!([{"token": []}]);
+    for (status, what) in [("401", "No token, or not the right one"), ("403", "Not with this token")] {
+        op["responses"][status] = json!({"description": what, "content": problem()});
+    }
+    op
+}
+
+fn preflight() -> Value {
+    op("What a browser asks before it asks", &[], None, &[(204, "Any page may ask", json!({}))])
+}
+
+fn path(name: &str, description: &str) -> Value {
+    let schema = json!({"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX});
+    json!({"name": name, "in": "path", "required": true, "schema": schema, "description": description})
+}
+
+fn limit() -> Value {
+    let schema =
+        json!({"type": "integer", "minimum": 1, "maximum": PROVIDERS_LIMIT, "default": LIMIT_DEFAULT});
+    json!({"name": "limit", "in": "query", "schema": schema, "description": "How many providers"})
+}
+
+fn explain() -> Value {
+    let schema = json!({"type": "boolean", "default": false});
+    json!({"name": "explain", "in": "query", "schema": schema, "description": "Says why each is where it is"})
+}
+
+fn filter(name: &str) -> Value {
+    let schema = json!({"type": "string"});
+    json!({"name": name, "in": "query", "schema": schema, "description": "Names between commas, as in IPIP-484"})
+}
+
+fn if_none_match() -> Value {
+    header_parameter("If-None-Match", "Tags of what the client has")
+}
+
+fn idempotency() -> Value {
+    header_parameter(
+        "Idempotency-Key",
+        "The same again within ten minutes is answered as the first time, and not done",
+    )
+}
+
+fn header_parameter(name: &str, description: &str) -> Value {
+    json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": description})
+}
+
+fn purge_body() -> Value {
+    let keys = json!({"type": "array", "items": {"type": "string"}, "maxItems": PURGE_KEYS_MAX});
+    let schema = json!({
+        "type": "object", "additionalProperties": false,
+        "properties": {"keys": keys, "all": {"type": "boolean"}},
+    });
+    json!({"required": true, "content": {"application/json": {"schema": schema}}})
+}
+
+fn json_of(schema: &str) -> Value {
+    json!({"application/json": {"schema": {"$ref": format!("#/components/schemas/{schema}")}}})
+}
+
+fn with_lines(schema: &str) -> Value {
+    let mut content = json_of(schema);
+    content[NDJSON] = json!({});
+    content
+}
+
+fn problem() -> Value {
+    json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}})
+}
+
+pub(super) async fn serve(request: Request) -> Result<Response, Problem> {
+    Query::of(&request, &[])?;
+    let mut response = Response::new(document().to_string().into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}

@@ -1,0 +1,315 @@
+//! The two who write: one into the cache, one into the table of breakers. Everybody else tells them what happened.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use ron_core::{Breaker, BreakerState, Deadline, Inbox, LaneSpec, Reply, Restart, Stop, TaskSpec, now};
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    Event, IndexError,
+    flight::Flight,
+    inner::{BreakerView, Inner, Source},
+    logic::{
+        cache::{CacheWriter, Entry, Freshness},
+        key::Key,
+    },
+    many::Many,
+    metrics::{BREAKER_STATE, CACHE_BYTES, CACHE_ENTRIES, HEDGE_DELAY, LOOKUPS_MAX, PURGES, SWEPT},
+    source::SourceError,
+};
+
+pub(crate) const WRITES: LaneSpec = LaneSpec::new("ron-index", "writes", 1024)
+    .flow("workers and callers → cache janitor")
+    .why("more lookups than can be under way; each is a map operation, so it is empty unless the janitor sweeps");
+
+pub(crate) const BEHAVIOUR: LaneSpec = LaneSpec::new("ron-index", "behaviour", 1024)
+    .shed_oldest()
+    .flow("workers → breaker janitor")
+    .why("how sources answered; when there is too much to count, the latest is worth most");
+
+pub(crate) const CACHE_JANITOR: TaskSpec = TaskSpec::new("ron-index", "cache_janitor")
+    .restart(Restart::PROMPT)
+    .what("the only writer of the cache: takes answers in, purges, sweeps, keeps what is pinned fresh; stops after the workers");
+
+pub(crate) const BREAKER_JANITOR: TaskSpec = TaskSpec::new("ron-index", "breaker_janitor")
+    .restart(Restart::PROMPT)
+    .what("the only writer of the breakers: counts how sources answer, and probes those that are left alone");
+
+/// How an answer ends up.
+pub(crate) struct Finished {
+    pub(crate) outcome: Result<Arc<Entry>, IndexError>,
+    /// Something else that was found out by the way.
+    pub(crate) also: Option<(Key, Arc<Entry>)>,
+    /// Whether it goes into the cache.
+    pub(crate) is_kept: bool,
+}
+
+impl Finished {
+    pub(crate) fn failed(error: IndexError) -> Self {
+        Finished { outcome: Err(error), also: None, is_kept: false }
+    }
+}
+
+/// Something to change about the cache.
+pub(crate) enum Write {
+    /// A lookup is over.
+    Finish(Arc<Flight>, Finished),
+    /// A key is to be forgotten: by whom, and whether it was there.
+    Purge(Key, &'static str, Option<Reply<bool>>),
+    /// Everything is to be forgotten.
+    Clear(&'static str, Option<Reply<()>>),
+    /// A key is to be kept, or no longer; whether that is a change.
+    Pin(Key, bool, Reply<Result<bool, IndexError>>),
+}
+
+/// How a source answered.
+pub(crate) struct Behaviour {
+    pub(crate) source: Source,
+    pub(crate) is_failure: bool,
+}
+
+/// Keeps the cache until the lane is closed and empty; then tells those who still wait.
+pub(crate) async fn keep_cache(inner: Arc<Inner>, writer: Arc<CacheWriter>, inbox: Inbox<Write>) {
+    let mut settings = inner.settings.watch();
+    let mut janitor = CacheJanitor { inner: &inner, writer: &writer, pins: HashSet::new() };
+    let mut sweep_at = now() + settings.get().sweep_interval;
+    let mut forget_at = settings.get().amnesia.map(|interval| now() + interval);
+    loop {
+        let next = forget_at.map_or(sweep_at, |at| at.min(sweep_at));
+        tokio::select! {
+            biased;
+            write = inbox.recv() => match write {
+                Some(write) => janitor.take(write),
+                None => break,
+            },
+            () = settings.changed() => {
+                let new = Arc::clone(settings.get());
+                writer.resize(new.cache_bytes);
+                sweep_at = now() + new.sweep_interval;
+                forget_at = new.amnesia.map(|interval| now() + interval);
+            }
+            () = sleep_until(next) => {
+                let settings = Arc::clone(settings.get());
+                if forget_at.is_some_and(|at| at <= now()) {
+                    janitor.clear("amnesia");
+                    inner.reputation.lock().clear();
+                    forget_at = settings.amnesia.map(|interval| now() + interval);
+                }
+                if sweep_at <= now() {
+                    janitor.tick();
+                    sweep_at = now() + settings.sweep_interval;
+                }
+            }
+        }
+        inner.metrics.gauge(CACHE_BYTES).set(inner.cache.bytes() as f64);
+        inner.metrics.gauge(CACHE_ENTRIES).set(inner.cache.len() as f64);
+    }
+    let left: Vec<Arc<Flight>> = inner.flights.lock().drain().map(|(_, flight)| flight).collect();
+    left.iter().for_each(|flight| flight.finish(Err(IndexError::Canceled)));
+}
+
+struct CacheJanitor<'a> {
+    inner: &'a Arc<Inner>,
+    writer: &'a CacheWriter,
+    pins: HashSet<Key>,
+}
+
+impl CacheJanitor<'_> {
+    fn take(&mut self, write: Write) {
+        match write {
+            Write::Finish(flight, finished) => self.finish(&flight, finished),
+            Write::Purge(key, by, reply) => {
+                self.inner.detach(&key);
+                let was_there = self.writer.remove(&key);
+                self.inner.metrics.tally(PURGES, by).add(1);
+                self.inner.events.publish(Event::Purged { key, by });
+                if let Some(reply) = reply {
+                    reply.send(was_there);
+                }
+            }
+            Write::Clear(by, reply) => {
+                self.clear(by);
+                if let Some(reply) = reply {
+                    reply.send(());
+                }
+            }
+            Write::Pin(key, is_pinned, reply) => reply.send(self.pin(key, is_pinned)),
+        }
+    }
+
+    fn finish(&mut self, flight: &Arc<Flight>, finished: Finished) {
+        let Finished { outcome, also, is_kept } = finished;
+        let known = self.inner.cache.peek(&flight.key);
+        // One that was detached read what has been purged since: it is told to those who waited, and not kept.
+        let is_current =
+            self.inner.flights.lock().get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
+        match &outcome {
+            Ok(entry) if is_kept && is_current => {
+                if self.pins.contains(&flight.key) {
+                    entry.is_pinned.store(true, std::sync::atomic::Ordering::Relaxed);
+                }
+                if self.writer.put(&flight.key, entry) && flight.is_background {
+                    self.inner.events.publish(Event::Refreshed { key: flight.key.clone() });
+                }
+                if let Some((key, entry)) = also {
+                    self.writer.put(&key, &entry);
+                }
+            }
+            Ok(_) => {}
+            Err(_) => {
+                if let Some(known) = &known {
+                    known.on_failure(now(), self.inner.settings.load().failure_pause);
+                }
+            }
+        }
+        if let Some(known) = known {
+            known.is_refreshing.store(false, std::sync::atomic::Ordering::Release);
+        }
+        self.inner.land(flight, outcome);
+    }
+
+    fn clear(&mut self, by: &'static str) {
+        let keys: Vec<Key> = self.inner.flights.lock().keys().cloned().collect();
+        keys.iter().for_each(|key| self.inner.detach(key));
+        self.writer.clear();
+        self.inner.metrics.tally(PURGES, by).add(1);
+        self.inner.events.publish(Event::Cleared { by });
+    }
+
+    fn pin(&mut self, key: Key, is_pinned: bool) -> Result<bool, IndexError> {
+        let max = self.inner.settings.load().pins_max;
+        if is_pinned && !self.pins.contains(&key) && self.pins.len() >= max {
+            return Err(IndexError::PinsFull { max });
+        }
+        let is_change = if is_pinned { self.pins.insert(key.clone()) } else { self.pins.remove(&key) };
+        let entry = self.inner.cache.peek(&key);
+        if let Some(entry) = &entry {
+            entry.is_pinned.store(is_pinned, std::sync::atomic::Ordering::Relaxed);
+        }
+        if is_change {
+            let event = if is_pinned { Event::Pinned { key } } else { Event::Unpinned { key } };
+            self.inner.events.publish(event);
+        }
+        Ok(is_change)
+    }
+
+    /// Forgets what is over, and asks for what is pinned before it is.
+    fn tick(&mut self) {
+        let (now, settings) = (now(), self.inner.settings.load());
+        let staleness = settings.staleness();
+        let swept = self.writer.sweep(now, &staleness);
+        self.inner.metrics.tally(SWEPT, "").add(swept as u64);
+        for key in &self.pins {
+            let entry = self.inner.cache.peek(key);
+            let is_good = |entry: &Arc<Entry>| {
+                matches!(entry.freshness(now, &staleness), Freshness::Fresh { is_nearly_over: false })
+            };
+            if !entry.as_ref().is_some_and(is_good) {
+                self.inner.refresh(key, entry.as_deref());
+            }
+        }
+        let adapting = self.inner.adapting.lock();
+        let delay = adapting.hedging.delay(settings.hedge_after, settings.hedge_min, settings.budget / 2);
+        self.inner.metrics.gauge(HEDGE_DELAY).set(delay.as_secs_f64());
+        if let Some(limit) = &adapting.limit {
+            self.inner.metrics.gauge(LOOKUPS_MAX).set(limit.limit() as f64);
+        }
+    }
+}
+
+/// How often the breakers are looked at even if nothing happens, so that the gauges follow.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Keeps the breakers until the stop.
+pub(crate) async fn keep_breakers(inner: Arc<Inner>, inbox: Inbox<Behaviour>, stop: Stop) {
+    let settings = inner.settings.load();
+    let all = inner.sources.all();
+    let fresh = || Breaker::new(settings.breaker(), now()).expect("the settings were checked");
+    let mut breakers: Vec<Breaker> = all.iter().map(|_| fresh()).collect();
+    let mut probes: Many<(usize, ron_core::Admission), Result<(), SourceError>> = Many::default();
+    let mut states = vec![None; all.len()];
+    show(&inner, &all, &mut states, &breakers);
+    loop {
+        let wake = breakers.iter().filter_map(Breaker::wake_at).min();
+        let wake = wake.map_or_else(|| now() + LOOK_EVERY, |at| at.max(now() + Duration::from_millis(1)));
+        tokio::select! {
+            biased;
+            () = stop.requested() => return,
+            behaviour = inbox.recv() => {
+                let Some(Behaviour { source, is_failure }) = behaviour else { return };
+                let breaker = &mut breakers[inner.sources.number(source)];
+                // One that is refused began before the breaker opened, and says nothing new.
+                if let Ok(admission) = breaker.admit(now()) {
+                    if is_failure { breaker.on_failure(admission, now()) } else { breaker.on_success(admission, now()) }
+                }
+            }
+            done = probes.next(|| false), if !probes.is_empty() => {
+                if let Some(((number, admission), done)) = done {
+                    match done {
+                        Ok(Ok(())) => breakers[number].on_success(admission, now()),
+                        _ => breakers[number].on_failure(admission, now()),
+                    }
+                }
+            }
+            () = sleep_until(wake) => {}
+        }
+        for (number, breaker) in breakers.iter_mut().enumerate() {
+            while let Some(admission) = breaker.admit_probe(now()) {
+                let timeout = inner.settings.load().probe_timeout;
+                probes.push((number, admission), Box::pin(probe(Arc::clone(&inner), all[number], timeout)));
+            }
+        }
+        show(&inner, &all, &mut states, &breakers);
+    }
+}
+
+/// Asks a source whether it works, in nobody's name.
+async fn probe(inner: Arc<Inner>, source: Source, timeout: Duration) -> Result<(), SourceError> {
+    let deadline = Deadline::after(timeout);
+    let asked = match source {
+        Source::Name(at) => inner.sources.names[at].probe(deadline),
+        Source::Manifest(at) => inner.sources.manifests[at].probe(deadline),
+        Source::Providers(at) => inner.sources.providers[at].probe(deadline),
+    };
+    deadline.limit("probe", asked).await.unwrap_or(Err(SourceError::Timeout))
+}
+
+/// Publishes how the breakers stand.
+fn show(inner: &Inner, all: &[Source], states: &mut [Option<BreakerState>], breakers: &[Breaker]) {
+    let now = now();
+    let view = |breaker: &Breaker| {
+        let until: Instant = breaker.wake_at().unwrap_or(inner.born);
+        BreakerView { state: breaker.state(now), until }
+    };
+    let views: Vec<BreakerView> = breakers.iter().map(view).collect();
+    if *inner.breakers.load() != views {
+        inner.breakers.replace(views.clone());
+    }
+    let mut has_moved = false;
+    for ((source, view), state) in all.iter().zip(&views).zip(states.iter_mut()) {
+        let before = state.replace(view.state);
+        has_moved |= before != Some(view.state);
+        if before.is_some_and(|before| before != view.state) {
+            let target = inner.sources.label(*source);
+            tracing::info!(source = target, state = ?view.state, "breaker");
+            inner.events.publish(Event::BreakerMoved { target, state: view.state });
+        }
+    }
+    if !has_moved {
+        return;
+    }
+    for source in all {
+        let label = inner.sources.label(*source);
+        for (state, name) in [
+            (BreakerState::Closed, "closed"),
+            (BreakerState::Open, "open"),
+            (BreakerState::HalfOpen, "half_open"),
+        ] {
+            let is_same = |(other, view): &(&Source, &BreakerView)| {
+                inner.sources.label(**other) == label && view.state == state
+            };
+            let count = all.iter().zip(&views).filter(is_same).count();
+            inner.metrics.gauge_with(BREAKER_STATE, &[("target", label), ("state", name)]).set(count as f64);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Names out of a registry, with proof (feature `registry`).
+
+use std::fmt;
+
+use ron_registry::{LogTrust, Registry, RegistryError};
+
+use super::{BoxFuture, Deadline, Name, NameRecord, Names, SourceError};
+
+/// Names that a quorum has decided, as a registry of this process, or one that follows another's, knows them. Every answer is
+/// proven against the signed head, absence included; nothing that is not proven is taken.
+#[derive(Clone)]
+pub struct RegistryNames {
+    registry: Registry,
+    trust: LogTrust,
+}
+
+impl RegistryNames {
+    /// Names of `registry`, whose log `trust` knows.
+    #[must_use]
+    pub fn new(registry: &Registry, trust: LogTrust) -> Self {
+        RegistryNames { registry: registry.clone(), trust }
+    }
+
+    fn look(&self, name: &Name) -> Result<Option<NameRecord>, SourceError> {
+        // A name that cannot be in a log is in none.
+        let Ok(name) = name.as_str().parse::<ron_registry::Name>() else { return Ok(None) };
+        let answer = match self.registry.name(&name) {
+            Ok(answer) => answer,
+            // Nothing can be proven before the beginning.
+            Err(RegistryError::NotFound { .. }) => return Err(SourceError::NoRoute),
+            Err(error) if error.is_retryable() => return Err(SourceError::Transient(error.to_string())),
+            Err(error) => return Err(SourceError::Failed(error.to_string())),
+        };
+        let latest =
+            answer.verify(&name, &self.trust).map_err(|error| SourceError::Invalid(error.to_string()))?;
+        Ok(latest.and_then(|latest| {
+            let content = latest.content?;
+            Some(NameRecord { content, version: latest.version, proven_by: "registry", ttl: None })
+        }))
+    }
+}
+
+impl Names for RegistryNames {
+    fn label(&self) -> &'static str {
+        "registry"
+    }
+
+    /// Names that their owners sign are nothing that a quorum decides.
+    fn serves(&self, name: &Name) -> bool {
+        !name.as_str().starts_with("key:")
+    }
+
+    fn resolve<'a>(
+        &'a self,
+        name: &'a Name,
+        _: Deadline,
+    ) -> BoxFuture<'a, Result<Option<NameRecord>, SourceError>> {
+        Box::pin(async move { self.look(name) })
+    }
+}
+
+impl fmt::Debug for RegistryNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistryNames").field("origin", &self.registry.origin()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,112 @@
+//! Sources that keep failing are left alone, and tried again in nobody's name.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use ron_core::{BreakerState, Event};
+use ron_index::{IndexError, source::SourceError};
+
+use super::world::{Does, Scripted, World, content, ms, settle, soon};
+
+fn broken() -> Does {
+    Does::Fails(SourceError::Failed("broken".into()))
+}
+
+/// By the book: closed until half of ten calls in ten seconds failed; open for a second, in which nobody is asked; then three
+/// probes, none of them a caller's; all good closes it, one bad opens it again.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_goes_by_the_book() {
+    let source = Scripted::new("source", ms(1), broken());
+    let world = World::of(&[&source]);
+    let mut events = world.index.events();
+    for number in 0..10 {
+        assert_eq!(world.index.resolve(&content(number), soon()).await.unwrap_err(), IndexError::Unavailable);
+    }
+    settle().await;
+    assert_eq!(world.index.status().sources, [("source", BreakerState::Open)]);
+    assert_eq!(world.series("breaker_state{target=\"source\",state=\"open\"}"), 1.0);
+    assert!(!world.index.ready().reads, "nobody is left to ask");
+
+    let refused = world.index.resolve(&content(50), soon()).await.unwrap_err();
+    let IndexError::BreakerOpen { target: "source", retry_after } = refused else { panic!("{refused:?}") };
+    assert!(retry_after > Duration::ZERO && retry_after <= ms(1000), "{retry_after:?}");
+    assert_eq!(world.series("breaker_open_total{target=\"source\"}"), 1.0);
+    assert_eq!((source.asked(), source.probed.load(Ordering::SeqCst)), (10, 0), "it is left alone");
+
+    // The probe fails, and it stays open. No caller was spent on finding out.
+    tokio::time::sleep(ms(1100)).await;
+    assert!(source.probed.load(Ordering::SeqCst) >= 1);
+    assert_eq!(world.index.status().sources[0].1, BreakerState::Open);
+    assert!(matches!(world.index.resolve(&content(51), soon()).await, Err(IndexError::BreakerOpen { .. })));
+    assert_eq!(source.asked(), 10);
+
+    source.now_does(ms(1), Does::Finds(vec![1]));
+    tokio::time::sleep(ms(2500)).await;
+    assert_eq!(world.index.status().sources[0].1, BreakerState::Closed);
+    assert_eq!(world.series("breaker_state{target=\"source\",state=\"closed\"}"), 1.0);
+    assert_eq!(world.series("breaker_state{target=\"source\",state=\"open\"}"), 0.0);
+    assert!(world.index.ready().reads);
+    assert_eq!(source.asked(), 10, "nobody paid for the probes");
+    world.index.resolve(&content(52), soon()).await.unwrap();
+    let mut seen = Vec::new();
+    while let Some(Event::Item(event)) = events.try_recv() {
+        if let ron_index::Event::BreakerMoved { state, .. } = event {
+            seen.push(state);
+        }
+    }
+    assert_eq!(
+        (seen.first(), seen.last()),
+        (Some(&BreakerState::Open), Some(&BreakerState::Closed)),
+        "{seen:?}"
+    );
+    world.host.shutdown().await;
+}
+
+/// Fewer than half, or fewer than ten: nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_does_not_trip_too_early() {
+    let source = Scripted::new("source", ms(1), broken());
+    let world = World::of(&[&source]);
+    for number in 0..9 {
+        world.index.resolve(&content(number), soon()).await.unwrap_err();
+    }
+    settle().await;
+    assert_eq!(world.index.status().sources[0].1, BreakerState::Closed, "nine are no trend");
+    source.now_does(ms(1), Does::Finds(vec![1]));
+    for number in 100..120 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+    }
+    source.now_does(ms(1), broken());
+    for number in 200..208 {
+        world.index.resolve(&content(number), soon()).await.unwrap_err();
+    }
+    settle().await;
+    assert_eq!(world.index.status().sources[0].1, BreakerState::Closed, "17 of 37 are less than half");
+    world.host.shutdown().await;
+}
+
+/// One that never says anything, beside one that does: it is left alone in time, and costs nothing from then on.
+#[tokio::test(start_paused = true)]
+async fn silence_is_a_failure_too() {
+    let silent = Scripted::new("silent", ms(0), Does::Hangs);
+    let world = World::of(&[&silent]);
+    for number in 0..10 {
+        let late = world.index.resolve(&content(number), soon()).await.unwrap_err();
+        assert_eq!(late, IndexError::Timeout { op: "resolve" });
+    }
+    settle().await;
+    // Ten took twelve seconds, so the first has left the window; a few more are needed than by the book.
+    for number in 10..14 {
+        let _ = world.index.resolve(&content(number), soon()).await;
+    }
+    assert!(world.series("io_timeouts_total{op=\"silent\"}") >= 8.0, "{}", world.counters());
+    let other = Scripted::new("other", ms(600), Does::Finds(vec![1]));
+    let silent = Scripted::new("silent", ms(0), Does::Hangs);
+    let world = World::of(&[&silent, &other]);
+    for number in 0..16 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+    }
+    settle().await;
+    assert_ne!(world.index.status().sources[0].1, BreakerState::Closed, "always slower than the delay");
+    assert_eq!(world.index.status().sources[1].1, BreakerState::Closed);
+    world.host.shutdown().await;
+}
