@@ -18,7 +18,7 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 11] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
@@ -29,6 +29,7 @@ const SECTIONS: [Section; 10] = [
     ("store", "objects put and got on one disk", sections::store::run),
     ("serve", "verified objects over HTTP", sections::serve::run),
     ("fetch", "objects from one store into another", sections::fetch::run),
+    ("registry", "durable commits by a quorum", sections::registry::run),
 ];
 
 fn main() -> ExitCode {
@@ -50,6 +51,12 @@ fn main() -> ExitCode {
     }
     if arguments.first().is_some_and(|first| first == "--fetch-cell") {
         return finish(sections::fetch::child(&arguments[1..]));
+    }
+    if arguments.first().is_some_and(|first| first == "--registry-cell") {
+        return finish(sections::registry::child(&arguments[1..]));
+    }
+    if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("--registry-")) {
+        return finish(sections::registry::serve(role, &arguments[1..]));
     }
     if arguments.first().is_some_and(|first| first == "--gossip-cell") {
         return finish(sections::gossip::cell::child(&arguments[1..]));

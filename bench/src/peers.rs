@@ -4,6 +4,7 @@ pub(crate) mod bare_http;
 pub(crate) mod dht;
 pub(crate) mod gossip;
 pub(crate) mod quic;
+pub(crate) mod registry;
 pub(crate) mod ron;
 pub(crate) mod stores;
 pub(crate) mod tls;

@@ -7,6 +7,7 @@ pub(crate) mod handshakes;
 pub(crate) mod idle;
 pub(crate) mod link;
 pub(crate) mod pingpong;
+pub(crate) mod registry;
 pub(crate) mod serve;
 pub(crate) mod sessions;
 pub(crate) mod store;

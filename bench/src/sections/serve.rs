@@ -137,7 +137,7 @@ fn content(load: &Load, number: usize) -> Vec<u8> {
 }
 
 /// A process that ends with its owner. It is asked to, so that it can end its own.
-struct Process(Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -283,13 +283,6 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
     if text.contains("Non-2xx") || text.contains("Socket errors") || !output.status.success() {
         return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    let field = |name: &str| -> Outcome<&str> {
-        let line = text
-            .lines()
-            .find(|line| line.trim_start().starts_with(name))
-            .ok_or_else(|| format!("no {name}: {text}"))?;
-        Ok(line.trim_start()[name.len()..].trim())
-    };
     let total = text
         .lines()
         .find_map(|line| line.trim_start().split_once(" requests in "))
@@ -297,12 +290,34 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
     let requests: f64 = total.0.parse()?;
     let gib = requests * load.range.unwrap_or(load.len) as f64 / f64::from(1 << 30);
     Ok(Run {
-        per_second: field("Requests/sec:")?.parse()?,
-        p50_ms: millis(field("50%")?)?,
-        p99_ms: millis(field("99%")?)?,
+        per_second: field(&text, "Requests/sec:")?.parse()?,
+        p50_ms: millis(field(&text, "50%")?)?,
+        p99_ms: millis(field(&text, "99%")?)?,
         cpu: spent / gib,
         memory_mib: memory(server)?,
     })
+}
+
+/// One address asked for again and again: requests a second, and the p50 and p99 in milliseconds.
+pub(crate) fn wrk_once(url: &str, connections: usize, seconds: u64) -> Outcome<(f64, f64, f64)> {
+    let mut command = Command::new("wrk");
+    command.args(["-t1", "--latency", &format!("-c{connections}"), &format!("-d{seconds}s"), url]);
+    let output = command.output()?;
+    let text = String::from_utf8(output.stdout)?;
+    if text.contains("Non-2xx") || text.contains("Socket errors") || !output.status.success() {
+        return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok((
+        field(&text, "Requests/sec:")?.parse()?,
+        millis(field(&text, "50%")?)?,
+        millis(field(&text, "99%")?)?,
+    ))
+}
+
+/// What `wrk` says behind a name.
+fn field<'a>(text: &'a str, name: &str) -> Outcome<&'a str> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(name));
+    Ok(line.ok_or_else(|| format!("no {name}: {text}"))?.trim())
 }
 
 /// `12.34us`, `1.2ms` or `3.4s`.
@@ -326,7 +341,7 @@ fn cpu(process: u32) -> Outcome<f64> {
 }
 
 /// MiB of a process that are in memory.
-fn memory(process: u32) -> Outcome<f64> {
+pub(crate) fn memory(process: u32) -> Outcome<f64> {
     let pages = fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages: u64 = pages.split(' ').nth(1).ok_or("statm has a second field")?.parse()?;
     Ok((pages * rustix::param::page_size() as u64) as f64 / MIB as f64)

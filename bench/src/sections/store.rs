@@ -132,7 +132,13 @@ fn objects(count: u64) -> Vec<Bytes> {
     (0..count).map(|number| random(number, OBJECT_BYTES).into()).collect()
 }
 
-fn tell_small(figures: &mut Figures, what: &str, watch: Stopwatch, count: u64, mut times: Vec<Duration>) {
+pub(crate) fn tell_small(
+    figures: &mut Figures,
+    what: &str,
+    watch: Stopwatch,
+    count: u64,
+    mut times: Vec<Duration>,
+) {
     let sample = watch.stop(count);
     times.sort_unstable();
     figures.set(format!("{what}.rate"), sample.per_second());
@@ -186,7 +192,7 @@ fn raw_large(dir: &std::path::Path, mebibytes: u64, figures: &mut Figures) -> Ou
 }
 
 /// Runs `call` for each of `items`, so many at once, and says what each returned and how long each took.
-async fn at_once<T, R, F>(
+pub(crate) async fn at_once<T, R, F>(
     items: Vec<T>,
     callers: usize,
     call: impl Fn(T) -> F + Clone + Send + 'static,
