@@ -13,7 +13,7 @@ use ron_core::{
 use ron_dht::{Dht, DhtError};
 use ron_overlay::Overlay;
 use ron_registry::{Registry, ReloadSource, net::Links};
-use ron_storage::{StorageError, Store};
+use ron_storage::{StorageError, Store, fetch::Fetcher, peers};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     config::{Config, ConfigError},
     doctor, gossip,
     life::{self, Stops},
-    log,
+    log, providers,
     reload::{self, Desk, Order, Parts, SetFilter},
     systemd::Notify,
     topics::{self, ByDht},
@@ -54,6 +54,7 @@ pub(crate) struct Running {
     /// Keeps a log, its own or another's.
     pub(crate) registry: Registry,
     _links: Links,
+    _blobs: peers::Links,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -124,9 +125,15 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
     let allowed: Arc<dyn Authorizer> = Arc::new(tokens.clone());
+    // Everybody may read what it can name, and whoever has the token may offer.
+    let blobs = peers::Links::start(&endpoint, &host)?;
+    blobs.serve(&store, peers::Rules { writes: Some(Arc::clone(&allowed)), ..peers::Rules::default() });
+    let fetcher = Fetcher::new(blobs.clone(), &store);
+    let finder = Arc::new(providers::ByDht(dht.clone()));
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&allowed)));
     let of_store =
         ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&allowed)));
+    let of_store = of_store.merge(ron_storage::http::fetching(&fetcher, finder, Arc::clone(&allowed)));
     links.serve(&registry, Some(Arc::clone(&allowed)));
     let of_registry = ron_registry::http::router(&registry)
         .merge(ron_registry::http::guarded(&registry, Arc::clone(&allowed)));
@@ -149,6 +156,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         store,
         registry,
         _links: links,
+        _blobs: blobs,
     })
 }
 

@@ -15,6 +15,7 @@ mod life;
 mod log;
 mod network;
 mod progress;
+mod providers;
 mod registry;
 mod reload;
 mod settings;

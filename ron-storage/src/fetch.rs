@@ -39,7 +39,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{
-    ContentId, Deadline, ErrorKind, Feed, Histogram, LaneSpec, NodeId, Subscriber, Tally, disk::File, now,
+    ContentId, Deadline, ErrorKind, Feed, Histogram, LaneSpec, NodeId, Subscriber, Tally, disk::File,
+    net::BoxFuture, now,
 };
 
 pub(crate) use self::{
@@ -218,6 +219,12 @@ impl From<StorageError> for FetchError {
     }
 }
 
+/// Finds who may have an object: a DHT, an index, a list.
+pub trait Finder: Send + Sync + 'static {
+    /// Those that were found by the deadline; none if that failed.
+    fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>>;
+}
+
 /// Fetches objects. Cloning shares it.
 #[derive(Clone)]
 pub struct Fetcher {
@@ -304,6 +311,12 @@ impl Fetcher {
     pub fn settings(mut self, settings: FetchSettings) -> Self {
         self.settings = settings;
         self
+    }
+
+    /// The store that it fetches into.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// What happens to fetches from now on.

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fmt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -43,9 +43,14 @@ pub(crate) struct Partials {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     large: Arc<Large>,
-    kept: Lock<BTreeMap<ContentId, Kept>>,
+    shelf: Lock<Shelf>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    kept: BTreeMap<ContentId, Kept>,
     /// Those that became objects, or cannot: their notes are still there. With the length for which room is still kept.
-    over: Mutex<Vec<(u64, Option<u64>)>>,
+    over: Vec<(u64, Option<u64>)>,
 }
 
 /// A part of an object.
@@ -69,8 +74,7 @@ impl Partials {
             disk: Arc::clone(disk),
             dir: dir.join(DIR),
             large: Arc::clone(large),
-            kept: Lock::new(PARTIALS, BTreeMap::new(), metrics),
-            over: Mutex::default(),
+            shelf: Lock::new(PARTIALS, Shelf::default(), metrics),
         })
     }
 
@@ -95,7 +99,7 @@ impl Partials {
             };
             self.large.skip_to(kept.file.saturating_add(1));
             files.insert(kept.file);
-            if let Some(other) = self.kept.lock().insert(id, kept) {
+            if let Some(other) = self.shelf.lock().kept.insert(id, kept) {
                 self.large.doom(other.file);
             }
         }
@@ -116,33 +120,33 @@ impl Partials {
 
     /// How long an object is of which a part is here.
     pub(crate) fn len_of(&self, id: &ContentId) -> Option<u64> {
-        self.kept.lock().get(id).map(|kept| kept.len)
+        self.shelf.lock().kept.get(id).map(|kept| kept.len)
     }
 
     /// Bytes and objects that all of them will be.
     pub(crate) fn totals(&self) -> (u64, u64) {
-        let kept = self.kept.lock();
-        (kept.values().map(|kept| kept.len).sum(), kept.len() as u64)
+        let shelf = self.shelf.lock();
+        (shelf.kept.values().map(|kept| kept.len).sum(), shelf.kept.len() as u64)
     }
 
     /// What is known of an object of which a part is here and nobody is at it.
     pub(crate) fn map_of(&self, id: &ContentId) -> Option<(u64, GroupMap)> {
-        let kept = self.kept.lock();
-        kept.get(id).filter(|kept| !kept.is_used).map(|kept| (kept.len, kept.map.clone()))
+        let shelf = self.shelf.lock();
+        shelf.kept.get(id).filter(|kept| !kept.is_used).map(|kept| (kept.len, kept.map.clone()))
     }
 
     /// Begins a part of an object. Only one may be at it at a time. Blocks.
     pub(crate) fn begin(self: &Arc<Self>, id: ContentId, len: u64) -> Result<Partial, StorageError> {
         let ingest = self.large.begin()?;
         let (file, map) = (ingest.file(), GroupMap::new(Shape::of(len).groups()));
-        let kept = Kept { file, len, map: map.clone(), is_said: false, noted: 0, is_used: true, left: now() };
-        self.kept.lock().insert(id, kept);
-        Ok(Partial::new(self, id, len, ingest, map))
+        let kept = Kept { file, len, map, is_said: false, noted: 0, is_used: true, left: now() };
+        self.shelf.lock().kept.insert(id, kept);
+        Ok(Partial::new(self, id, len, ingest))
     }
 
     /// Goes on with a part of an object. What was read from the disk is checked first. Blocks.
     pub(crate) fn resume(self: &Arc<Self>, id: ContentId) -> Result<Option<Partial>, StorageError> {
-        let Some(Kept { file, len, mut map, is_said, .. }) = self.take(&id) else { return Ok(None) };
+        let Some(Kept { file, len, map, is_said, .. }) = self.take(&id) else { return Ok(None) };
         let ingest = match self.large.reopen(file) {
             Ok(ingest) => ingest,
             Err(DiskError::NotFound { .. }) => {
@@ -150,44 +154,41 @@ impl Partials {
                 return Ok(None);
             }
             Err(error) => {
-                self.leave(&id, None);
+                self.leave(&id);
                 return Err(of_disk(error));
             }
         };
         if is_said {
             let checked = self.large.check_map((file, &id, len), &map);
-            map = checked.inspect_err(|_| self.leave(&id, None))?;
+            let checked = checked.inspect_err(|_| self.leave(&id))?;
+            if let Some(kept) = self.shelf.lock().kept.get_mut(&id) {
+                (kept.map, kept.is_said) = (checked, false);
+            }
         }
-        Ok(Some(Partial::new(self, id, len, ingest, map)))
+        Ok(Some(Partial::new(self, id, len, ingest)))
     }
 
     fn take(&self, id: &ContentId) -> Option<Kept> {
-        let mut all = self.kept.lock();
-        let kept = all.get_mut(id).filter(|kept| !kept.is_used)?;
+        let mut shelf = self.shelf.lock();
+        let kept = shelf.kept.get_mut(id).filter(|kept| !kept.is_used)?;
         kept.is_used = true;
         Some(kept.clone())
     }
 
     /// Nobody is at it any more.
-    fn leave(&self, id: &ContentId, map: Option<GroupMap>) {
-        if let Some(kept) = self.kept.lock().get_mut(id) {
+    fn leave(&self, id: &ContentId) {
+        if let Some(kept) = self.shelf.lock().kept.get_mut(id) {
             (kept.is_used, kept.left) = (false, now());
-            if let Some(map) = map {
-                (kept.map, kept.is_said) = (map, false);
-            }
         }
     }
 
     /// Nothing is kept of it any more: it is an object now, or never will be. Its note goes with the next sweep, and then the
     /// room that is still kept for it is given back.
     fn end(&self, id: &ContentId, reserved: Option<u64>) {
-        if let Some(kept) = self.kept.lock().remove(id) {
-            self.over().push((kept.file, reserved));
+        let mut shelf = self.shelf.lock();
+        if let Some(kept) = shelf.kept.remove(id) {
+            shelf.over.push((kept.file, reserved));
         }
-    }
-
-    fn over(&self) -> MutexGuard<'_, Vec<(u64, Option<u64>)>> {
-        self.over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove_note(&self, file: u64) {
@@ -200,10 +201,10 @@ impl Partials {
     /// Drops what nobody came back to for so long, and what has nothing in it. Returns the lengths for which room was
     /// kept. Blocks.
     pub(crate) fn sweep(&self, keep: Duration) -> Vec<u64> {
-        let over = std::mem::take(&mut *self.over());
+        let over = std::mem::take(&mut self.shelf.lock().over);
         over.iter().for_each(|(file, _)| self.remove_note(*file));
         let mut left = Vec::new();
-        self.kept.lock().retain(|_, kept| {
+        self.shelf.lock().kept.retain(|_, kept| {
             let goes = kept.is_left(keep);
             if goes {
                 left.push((kept.file, kept.len));
@@ -220,15 +221,21 @@ impl Partials {
 
     /// Whether there is something to sweep.
     pub(crate) fn has_left(&self, keep: Duration) -> bool {
-        !self.over().is_empty() || self.kept.lock().values().any(|kept| kept.is_left(keep))
+        let shelf = self.shelf.lock();
+        !shelf.over.is_empty() || shelf.kept.values().any(|kept| kept.is_left(keep))
     }
 
     /// Writes down what is there and not noted, before a clean stop after which nobody looks for files. Blocks.
     pub(crate) fn settle(&self) -> Result<(), StorageError> {
         let is_owed = |kept: &Kept| !kept.is_used && kept.map.marked() != kept.noted;
         let owed: Vec<(ContentId, Kept)> = {
-            let kept = self.kept.lock();
-            kept.iter().filter(|(_, kept)| is_owed(kept)).map(|(id, kept)| (*id, kept.clone())).collect()
+            let shelf = self.shelf.lock();
+            shelf
+                .kept
+                .iter()
+                .filter(|(_, kept)| is_owed(kept))
+                .map(|(id, kept)| (*id, kept.clone()))
+                .collect()
         };
         for (id, Kept { file, len, map, .. }) in owed {
             let ingest = self.large.reopen(file).map_err(of_disk)?;
@@ -251,7 +258,7 @@ impl Partials {
         }
         let file = ingest.file();
         disk::replace(&*self.disk, &self.path(file), &encode(id, file, len, map)).map_err(of_disk)?;
-        if let Some(kept) = self.kept.lock().get_mut(id) {
+        if let Some(kept) = self.shelf.lock().kept.get_mut(id) {
             kept.noted = map.marked();
         }
         Ok(())
@@ -268,7 +275,7 @@ impl Kept {
 
 impl fmt::Debug for Partials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Partials({})", self.kept.lock().len())
+        write!(f, "Partials({})", self.shelf.lock().kept.len())
     }
 }
 
@@ -308,7 +315,6 @@ pub(crate) struct Partial {
     len: u64,
     /// Taken when it becomes an object.
     ingest: Option<Ingest>,
-    written: Mutex<GroupMap>,
 }
 
 /// A group on its way to the disk.
@@ -319,9 +325,8 @@ pub(crate) struct Arrived {
 }
 
 impl Partial {
-    fn new(partials: &Arc<Partials>, id: ContentId, len: u64, ingest: Ingest, map: GroupMap) -> Self {
-        let (partials, ingest) = (Arc::clone(partials), Some(ingest));
-        Partial { partials, id, len, ingest, written: Mutex::new(map) }
+    fn new(partials: &Arc<Partials>, id: ContentId, len: u64, ingest: Ingest) -> Self {
+        Partial { partials: Arc::clone(partials), id, len, ingest: Some(ingest) }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -332,13 +337,10 @@ impl Partial {
         self.ingest.as_ref().ok_or(StorageError::Canceled)
     }
 
-    fn written(&self) -> MutexGuard<'_, GroupMap> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What is written.
     pub(crate) fn map(&self) -> GroupMap {
-        self.written().clone()
+        let shelf = self.partials.shelf.lock();
+        shelf.kept.get(&self.id).map_or_else(|| GroupMap::new(0), |kept| kept.map.clone())
     }
 
     /// Writes groups and the nodes that came with them. Blocks.
@@ -348,9 +350,10 @@ impl Partial {
             ingest.write(shape.group(arrived.group).start, &arrived.bytes)?;
         }
         ingest.write_nodes_at(nodes)?;
-        let mut written = self.written();
-        for arrived in groups {
-            written.mark(arrived.group);
+        if let Some(kept) = self.partials.shelf.lock().kept.get_mut(&self.id) {
+            for arrived in groups {
+                kept.map.mark(arrived.group);
+            }
         }
         Ok(())
     }
@@ -383,8 +386,7 @@ impl Drop for Partial {
         match self.ingest.take() {
             Some(ingest) => {
                 ingest.keep();
-                let map = self.map();
-                self.partials.leave(&self.id, Some(map));
+                self.partials.leave(&self.id);
             }
             // Whoever was about to make an object of it was called off, or is done.
             None => self.partials.end(&self.id, Some(self.len)),
