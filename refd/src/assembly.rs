@@ -4,7 +4,7 @@ use std::{error::Error, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
-    Deadline, Event, Inbox, Metrics, Snapshot, Subscriber, Supervisor,
+    Deadline, Event, Inbox, Metrics, ReadyGate, Snapshot, Subscriber, Supervisor,
     auth::{Authorizer, TokenFile},
     disk::RealDisk,
     http::{HttpMetrics, VersionInfo, ops_router},
@@ -19,9 +19,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     admin::Admin,
     config::{Config, ConfigError},
+    dashboard::{self, Watched},
     doctor, gossip,
     life::{self, Stops},
-    log, providers,
+    log, openapi, providers,
     reload::{self, Desk, Order, Parts, SetFilter},
     systemd::Notify,
     topics::{self, ByDht},
@@ -34,6 +35,8 @@ const RELOAD_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Running {
     /// Under it everything else lives.
     pub(crate) host: Supervisor,
+    /// Opened when all of it is there.
+    pub(crate) gate: ReadyGate,
     /// Health, readiness, metrics, and the routes of the subsystems.
     pub(crate) admin: Admin,
     /// The token that their changes need.
@@ -80,8 +83,10 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let of_refd = Metrics::register("refd", &mut scraped);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut scraped);
+    let gate = life::gate(&host);
     let version = VersionInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-    let ops = ops_router(host.ready().clone(), Arc::new(scraped), version);
+    let scraped = Arc::new(scraped);
+    let ops = ops_router(host.ready().clone(), Arc::clone(&scraped), version);
     let admin = Admin::start(&config.admin, ops, core, of_http, &host).await;
     let mut admin =
         admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
@@ -141,10 +146,21 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
     let (desk, orders) = Desk::open(&of_refd);
     let routes = routes.merge(gossip::router(&overlay, Arc::clone(&allowed), &of_refd));
+    let watched = Watched {
+        ready: host.ready().clone(),
+        endpoint: endpoint.clone(),
+        dht: dht.clone(),
+        overlay: overlay.clone(),
+        store: store.clone(),
+        registry: registry.clone(),
+        scraped,
+    };
+    let routes = routes.merge(dashboard::router(watched, &of_refd)).merge(openapi::router());
     admin.mount(routes.merge(desk.router(allowed, &of_refd)));
     let metrics = of_refd;
     Ok(Running {
         host,
+        gate,
         admin,
         tokens,
         desk,
@@ -194,7 +210,9 @@ pub(crate) async fn run(
         println!("listens on {addr}; others begin with --seed {}@{addr}", node.endpoint.node_id());
     }
     for addr in node.admin.local_addrs() {
-        println!("health, readiness and metrics on http://{addr}/readyz?verbose");
+        println!(
+            "health, readiness and metrics on http://{addr}/readyz?verbose; http://{addr}/ in a browser shows all of it"
+        );
         println!(
             "the DHT on http://{addr}/dht/status; changes need the token in {}",
             node.tokens.path().display()
@@ -214,7 +232,8 @@ pub(crate) async fn run(
             if node.registry.follows() { ", followed" } else { "" },
         );
     }
-    let Running { host, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } = node;
+    let Running { host, gate, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } =
+        node;
     let events = (dht.events(), overlay.events());
     let config = Snapshot::new(config);
     let kept = registry.clone();
@@ -238,7 +257,7 @@ pub(crate) async fn run(
             notify.say("WATCHDOG=1");
         }
     };
-    let gate = life::gate(&host);
+    gate.open();
     notify.say("READY=1");
     let fatal = tokio::select! {
         () = tell(events.0, events.1) => None,

@@ -24,7 +24,7 @@ use crate::{
     ask::{AskError, Node},
     config::{Config, Flags},
     progress::Progress,
-    tree::{self, Tree, TreeError},
+    tree::{self, Entry, Seen, Tree, TreeError},
 };
 
 /// What each exit code means, for `--help`.
@@ -368,9 +368,9 @@ async fn put(file: &Path, pin: bool, buffered: bool, target: &Target) -> Result<
 async fn put_dir(dir: &Path, pin: bool, buffered: bool, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.client()?;
     let (mut entries, mut bytes) = (Vec::new(), 0);
-    for (below, path, meta) in tree::walk(dir)? {
+    for Seen { below, path, meta } in tree::walk(dir)? {
         if meta.is_dir() {
-            entries.push((below, None, false));
+            entries.push(Entry::new(below, None, false));
             continue;
         }
         let (source, len) = open(&path).await?;
@@ -378,9 +378,9 @@ async fn put_dir(dir: &Path, pin: bool, buffered: bool, target: &Target) -> Resu
         let options = PutOptions { pin, buffered, len };
         let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
         bytes += stored.size;
-        entries.push((below, Some((stored.id, stored.size)), tree::is_executable(&meta)));
+        entries.push(Entry::new(below, Some((stored.id, stored.size)), tree::is_executable(&meta)));
     }
-    let files = entries.iter().filter(|(_, content, _)| content.is_some()).count();
+    let files = entries.iter().filter(|entry| entry.is_file()).count();
     let list = tree::list(entries);
     let options = PutOptions { pin, buffered, len: Some(list.len() as u64) };
     let source: Source = Box::pin(io::Cursor::new(list));

@@ -57,11 +57,9 @@ impl Stops {
     }
 }
 
-/// The gate that closes before anything else does.
+/// The gate of the whole: closed until everything has started, and again before anything stops.
 pub(crate) fn gate(host: &Supervisor) -> ReadyGate {
-    let gate = host.ready().gate("refd.stop", Affects::Reads);
-    gate.open();
-    gate
+    host.ready().gate("refd", Affects::Reads)
 }
 
 /// Stops a node in order: first it says that it is not ready and goes on for a while, so that whoever sends it work looks
@@ -113,6 +111,7 @@ mod tests {
     async fn a_failed_part_ends_the_rest_in_order() {
         let host = Supervisor::new("host");
         let gate = gate(&host);
+        gate.open();
         let done = Snapshot::new(false);
         let finished = done.clone();
         let _ = host.spawn(WORKING, |stop| async move {
@@ -135,6 +134,8 @@ mod tests {
     async fn readiness_ends_before_service_does() {
         let host = Supervisor::new("host");
         let gate = gate(&host);
+        assert!(!host.ready().status().reads, "it has not started");
+        gate.open();
         assert!(host.ready().status().reads);
         let second = async {
             while host.ready().status().reads {

@@ -450,6 +450,10 @@ async fn prove(version: u64, output: &Path, target: &Target) -> Result<(), Box<d
     let proof = client.proof(version, target.deadline()).await?;
     write(output, proof.to_string().as_bytes())?;
     write(&beside(output), &entry)?;
+    if target.is_json() {
+        let made = json!({"version": version, "proof": output, "entry": beside(output)});
+        return Ok(writeln!(io::stdout(), "{made}")?);
+    }
     eprintln!(
         "{} and {}: refd registry verify checks them anywhere",
         output.display(),
@@ -497,8 +501,14 @@ async fn follow(
             _ = tokio::signal::ctrl_c() => break,
         };
         let name = update.name.as_ref().map_or("-".to_owned(), ToString::to_string);
-        let b3 = update.b3.map_or("-".to_owned(), |id| id.to_string());
-        writeln!(io::stdout(), "{}\t{name}\t{b3}", update.version)?;
+        let b3 = update.b3.map(|id| id.to_string());
+        match target.is_json() {
+            true => {
+                let name = update.name.as_ref().map(ToString::to_string);
+                writeln!(io::stdout(), "{}", json!({"version": update.version, "name": name, "b3": b3}))?;
+            }
+            false => writeln!(io::stdout(), "{}\t{name}\t{}", update.version, b3.as_deref().unwrap_or("-"))?,
+        }
         if until.is_some_and(|until| update.version >= until) {
             break;
         }

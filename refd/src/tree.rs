@@ -116,8 +116,35 @@ fn is_below(path: &str) -> bool {
     plain && names && !path.contains(['\0', '\\'])
 }
 
+impl Entry {
+    /// A file, or a directory if there is no content.
+    pub(crate) fn new(path: String, content: Option<(ContentId, u64)>, executable: bool) -> Self {
+        Entry {
+            path,
+            id: content.map(|(id, _)| id.to_string()),
+            size: content.map(|(_, size)| size),
+            executable,
+        }
+    }
+
+    /// Whether it has content.
+    pub(crate) fn is_file(&self) -> bool {
+        self.id.is_some()
+    }
+}
+
+/// Something on the disk that belongs into a list.
+pub(crate) struct Seen {
+    /// Where it is below the directory, as it is written.
+    pub(crate) below: String,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// What it is.
+    pub(crate) meta: fs::Metadata,
+}
+
 /// The files and the empty directories below `dir`, in the order of paths.
-pub(crate) fn walk(dir: &Path) -> Result<Vec<(String, PathBuf, fs::Metadata)>, Box<dyn Error>> {
+pub(crate) fn walk(dir: &Path) -> Result<Vec<Seen>, Box<dyn Error>> {
     let mut found = Vec::new();
     let mut open = vec![(String::new(), dir.to_owned())];
     while let Some((below, dir)) = open.pop() {
@@ -138,7 +165,7 @@ pub(crate) fn walk(dir: &Path) -> Result<Vec<(String, PathBuf, fs::Metadata)>, B
             let meta = fs::symlink_metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             match () {
                 () if meta.is_dir() => open.push((below, path)),
-                () if meta.is_file() => found.push((below, path, meta)),
+                () if meta.is_file() => found.push(Seen { below, path, meta }),
                 () => {
                     let path = path.display();
                     return Err(format!(
@@ -150,22 +177,16 @@ pub(crate) fn walk(dir: &Path) -> Result<Vec<(String, PathBuf, fs::Metadata)>, B
         }
         if is_empty && !below.is_empty() {
             let meta = fs::metadata(&dir).map_err(named)?;
-            found.push((below, dir, meta));
+            found.push(Seen { below, path: dir, meta });
         }
     }
-    found.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+    found.sort_by(|one, other| one.below.cmp(&other.below));
     Ok(found)
 }
 
-/// The list of what was put: paths in order, each with its id and length if it is a file.
-pub(crate) fn list(entries: Vec<(String, Option<(ContentId, u64)>, bool)>) -> Bytes {
-    let entry = |(path, content, executable): (String, Option<(ContentId, u64)>, bool)| Entry {
-        path,
-        id: content.map(|(id, _)| id.to_string()),
-        size: content.map(|(_, size)| size),
-        executable,
-    };
-    Tree { ron_tree: 1, entries: entries.into_iter().map(entry).collect() }.encoded()
+/// The list of what was put, in the order of paths.
+pub(crate) fn list(entries: Vec<Entry>) -> Bytes {
+    Tree { ron_tree: 1, entries }.encoded()
 }
 
 /// Whether a file can be run by its owner.
@@ -274,7 +295,10 @@ mod tests {
 
     #[test]
     fn a_list_has_one_form() {
-        let bytes = list(vec![("a/b".to_owned(), Some((ID, 3)), true), ("c".to_owned(), None, false)]);
+        let bytes = list(vec![
+            Entry::new("a/b".to_owned(), Some((ID, 3)), true),
+            Entry::new("c".to_owned(), None, false),
+        ]);
         let text = format!(
             "{{\"ron_tree\":1,\"entries\":[{{\"path\":\"a/b\",\"id\":\"{ID}\",\"size\":3,\"executable\":true}},{{\"path\":\"c\"}}]}}"
         );

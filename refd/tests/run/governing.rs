@@ -92,6 +92,9 @@ fn two_of_three_decide_and_others_follow() {
     assert_eq!(alone(&["registry", "verify", &file("proof"), "--log-key", &log_key]).status.code(), Some(7));
     let followed = node.says(&["registry", "follow", "--log-key", &log_key, "--until", "2"]);
     assert_eq!(followed.lines().last().unwrap(), format!("2\ttools/hello\t{object}"));
+    let followed = node.says(&["registry", "follow", "--log-key", &log_key, "--until", "2", "--json"]);
+    let last: serde_json::Value = serde_json::from_str(followed.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["version"], &last["b3"]), (&2.into(), &object.as_str().into()));
 
     // Another daemon has a copy, from the first one's port for nodes, and takes no proposals.
     let copy_dir = tempfile::tempdir().unwrap();

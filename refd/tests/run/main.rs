@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
 mod commands;
+mod dashboard;
+mod documented;
 mod governing;
 mod objects;
 mod settings;

@@ -221,7 +221,7 @@ fn a_pause_before_the_stop_and_a_second_request() {
     node.daemon.eventually("/readyz", |answer| answer.starts_with("HTTP/1.1 200"));
     node.daemon.signal("TERM");
     let ready = node.daemon.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 503"));
-    assert!(ready.contains("refd.stop") && ready.contains("stopping"), "{ready}");
+    assert!(ready.contains("\"stopping\""), "{ready}");
     assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
     node.daemon.signal("TERM");
     assert_eq!(node.daemon.child.wait().unwrap().code(), Some(10));
@@ -260,7 +260,7 @@ fn secrets_are_shown_nowhere() {
     let secret = |name: &str| fs::read(data.join(name)).unwrap();
     let mut secrets = vec![strange.clone().into_bytes(), secret("token").trim_ascii().to_vec()];
     for name in ["node.key", "registry.key"] {
-        let key = secret(name).trim_ascii().to_vec();
+        let key = secret(name);
         assert!(key.len() >= 32, "{name}");
         secrets.push(key.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect());
         secrets.push(key);
