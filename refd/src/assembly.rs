@@ -18,8 +18,12 @@ use ron_core::{
     net::{Endpoint, Identity, NetError},
 };
 use ron_dht::{Dht, DhtError};
+use ron_index::{
+    Index,
+    source::{DhtNames, DhtProviders, StoreManifests, StoreProviders},
+};
 use ron_overlay::Overlay;
-use ron_registry::{Registry, ReloadSource, net::Links};
+use ron_registry::{LogTrust, Registry, ReloadSource, net::Links};
 use ron_storage::{StorageError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -47,6 +51,8 @@ pub(crate) struct Running {
     pub(crate) store: Store,
     /// Keeps a log, its own or another's.
     pub(crate) registry: Registry,
+    /// Says where things are.
+    pub(crate) index: Index,
     _links: Links,
 }
 
@@ -63,6 +69,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let of_overlay = Metrics::register("ron_overlay", &mut scraped);
     let of_storage = Metrics::register("ron_storage", &mut scraped);
     let of_registry = Metrics::register("ron_registry", &mut scraped);
+    let of_index = Metrics::register("ron_index", &mut scraped);
     let of_http = HttpMetrics::register("refd", &mut scraped);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
     host.ready().register("refd", &mut scraped);
@@ -110,18 +117,46 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let registry =
         log::start(&config.registry, &data, endpoint.node_id(), &links, of_registry, &host).await?;
 
+    let index = index(config, &endpoint, &store, &dht, &registry).metrics(of_index).start(&host)?;
+
     let token = tokens.path().to_owned();
     let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
     let of_store =
         ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
     links.serve(&registry, Some(Arc::clone(&tokens)));
-    let of_registry =
-        ron_registry::http::router(&registry).merge(ron_registry::http::guarded(&registry, tokens));
+    let of_registry = ron_registry::http::router(&registry)
+        .merge(ron_registry::http::guarded(&registry, Arc::clone(&tokens)));
+    let of_index = ron_index::http::router(&index).merge(ron_index::http::guarded(&index, tokens));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
-    admin.mount(routes);
-    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links })
+    // At the root too, where clients of other indexes look for them.
+    admin.mount(routes.nest("/index", of_index).merge(ron_index::http::lookups(&index)));
+    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, index, _links: links })
+}
+
+/// Where things are: names by the log and by their owners, manifests and this node by its store, providers by the DHT.
+pub(crate) fn index(
+    config: &Config,
+    endpoint: &Endpoint,
+    store: &Store,
+    dht: &Dht,
+    registry: &Registry,
+) -> ron_index::Builder {
+    let external = &config.net.external;
+    let addrs = if external.is_empty() { endpoint.local_addrs() } else { external };
+    let this = StoreProviders::new(store, endpoint.node_id(), addrs.iter().copied());
+    let this = match &config.index.region {
+        Some(region) => this.region(region.as_str()),
+        None => this,
+    };
+    Index::builder()
+        .settings(config.index.settings())
+        .registry(registry, LogTrust::new(registry.log_key()))
+        .names(DhtNames::new(dht))
+        .manifests(StoreManifests::new(store))
+        .providers(this)
+        .providers(DhtProviders::new(dht))
 }
 
 /// An address that is taken, and where another is chosen.
@@ -146,14 +181,18 @@ async fn starting() -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-/// Takes over what may change while the node runs, which so far is the log's part. What cannot is said, and stays.
+/// Takes over what may change while the node runs, which so far are the parts of the log and of the index. What cannot is
+/// said, and stays.
 fn reload(node: &Running, config: Result<Config, ConfigError>) {
     let taken = config.map_err(|error| crate::with_causes(&error)).and_then(|config| {
         let settings = config.registry.settings();
-        node.registry.reload_by(ReloadSource::Signal, settings).map_err(|error| crate::with_causes(&error))
+        node.registry
+            .reload_by(ReloadSource::Signal, settings)
+            .map_err(|error| crate::with_causes(&error))?;
+        node.index.reload(config.index.settings()).map_err(|error| crate::with_causes(&error))
     });
     match taken {
-        Ok(()) => println!("settings of the log taken over"),
+        Ok(()) => println!("settings of the log and of the index taken over"),
         Err(error) => eprintln!("refd: the settings stay as they are: {error}"),
     }
 }
@@ -187,6 +226,7 @@ pub(crate) async fn run(
             node.registry.head().version,
             if node.registry.follows() { ", followed" } else { "" },
         );
+        println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
     }
     let (mut of_dht, mut of_overlay) = (node.dht.events(), node.overlay.events());
     let watch = async {

@@ -4,6 +4,7 @@
 
 mod governing;
 mod objects;
+mod resolving;
 mod topics;
 
 use std::{
