@@ -6,6 +6,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Durat
 
 use ron_core::{
     ContentId, Deadline, Gate, GateLimits, GateSettings, Inventory, LaneSpec, Metrics, Supervisor,
+    auth::{Action, Authorizer, Credentials, Denied, Grant},
     disk::RealDisk,
     http::{self, Server},
     journal,
@@ -15,6 +16,7 @@ use ron_core::{
     },
 };
 use ron_dht::Dht;
+use ron_index::{Index, source::FixedProviders};
 use ron_overlay::Overlay;
 use ron_registry::{
     LogTrust, Publisher, Registry, RegistryUpdated,
@@ -49,6 +51,7 @@ fn declared() -> Inventory {
         .with(ron_overlay::inventory())
         .with(ron_storage::inventory())
         .with(ron_registry::inventory())
+        .with(ron_index::inventory())
 }
 
 /// The lane of a protocol belongs to its owner, which here is the test.
@@ -68,6 +71,14 @@ struct Nobody;
 impl Publisher for Nobody {
     fn publish(&self, _: RegistryUpdated) -> BoxFuture<'_, ()> {
         Box::pin(async {})
+    }
+}
+
+struct Nothing;
+
+impl Authorizer for Nothing {
+    fn authorize(&self, _: &Action<'_>, _: &Credentials<'_>) -> Result<Grant, Denied> {
+        Err(Denied::Forbidden)
     }
 }
 
@@ -178,6 +189,15 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     assert!(store.ready().writes);
     let links = ron_storage::peers::Links::start(&here, &host).expect("nobody else speaks it");
     let _fetcher = ron_storage::fetch::Fetcher::new(links, &store);
+    // An index has its warmer if there is something to warm, its purger if there is a registry, and the lock of a question
+    // once it asks.
+    let warm = ron_index::Key::Content(ContentId::of(b"warm"));
+    let settings = ron_index::Settings { warmup: vec![warm.clone()], ..ron_index::Settings::default() };
+    let index = Index::builder().registry(&registry, LogTrust::new(registry.log_key())).settings(settings);
+    let index = index.providers(FixedProviders::new()).start(&host).expect("the settings make sense");
+    let nobody = index.resolve(&warm, deadline).await.expect_err("nobody has it");
+    assert_eq!(nobody, ron_index::IndexError::NotFound);
+    let _routes = ron_index::http::guarded(&index, Arc::new(Nothing));
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

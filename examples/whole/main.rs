@@ -10,6 +10,7 @@ mod governed;
 mod kept;
 mod news;
 mod provided;
+mod resolved;
 
 use std::{
     error::Error,
@@ -32,6 +33,7 @@ use crate::{
     kept::Kept,
     news::{News, Tally},
     provided::Provided,
+    resolved::Resolved,
 };
 
 const PORT: u16 = 4710;
@@ -58,6 +60,7 @@ struct Report {
     news: Tally,
     kept: kept::Tally,
     governed: governed::Tally,
+    resolved: resolved::Tally,
 }
 
 /// What watches over the promises of each subsystem.
@@ -67,6 +70,7 @@ struct Checkers {
     news: News,
     kept: Kept,
     governed: Governed,
+    resolved: Resolved,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -98,7 +102,10 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let governed = report.governed;
     let agreed =
         governed.committed > 0 && (governed.lost, governed.forked, governed.followed) == (0, 0, followers);
-    let held = found && heard && agreed && report.kept.is_kept();
+    let answers = report.resolved;
+    let resolved =
+        answers.answered > 0 && (answers.wrong, answers.late, answers.missed_after_peace) == (0, 0, 0);
+    let held = found && heard && agreed && resolved && report.kept.is_kept();
     println!("{}", if held { "every promise was kept" } else { "a promise was broken" });
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -113,7 +120,7 @@ fn run(scenario: Scenario) -> Report {
             let (checkers, is_client) = (checkers.clone(), number >= nodes);
             sim.add(ip(number), move |node| live(node, number, is_client, checkers.clone()));
         }
-        let Checkers { provided, news, kept, governed } = &checkers;
+        let Checkers { provided, news, kept, governed, resolved } = &checkers;
         sim.run_for(Duration::from_secs(30)).await;
         let (mut found, mut missed) = (0, 0);
         for minute in 0..minutes {
@@ -135,12 +142,14 @@ fn run(scenario: Scenario) -> Report {
             sim.restart(ip(victim));
             let (hit, miss) = provided.look(sim, nodes, 4).await;
             (found, missed) = (found + hit, missed + miss);
+            resolved.look(sim, nodes, 4, provided, false).await;
             news.publish(sim, nodes, 4).await;
             sim.run_for(Duration::from_secs(20)).await;
         }
         // Peace: everybody is up, everybody can be reached, everybody has had time to say what it provides.
         sim.run_for(Duration::from_secs(120)).await;
         let (hit, missed_after_peace) = provided.look(sim, nodes, usize::from(nodes) * 4).await;
+        resolved.look(sim, nodes, usize::from(nodes) * 2, provided, true).await;
         news.publish(sim, nodes, usize::from(nodes)).await;
         governed.commit(8).await;
         sim.run_for(Duration::from_secs(30)).await;
@@ -164,6 +173,7 @@ fn run(scenario: Scenario) -> Report {
             news: news_tally,
             kept: kept.tally(),
             governed: governed_tally,
+            resolved: resolved.tally(),
         }
     })
 }
@@ -196,14 +206,15 @@ async fn live(node: SimNode, number: u8, is_client: bool, checkers: Checkers) {
     let Ok(dht) = dht.start(&endpoint, &node.supervisor).await else { return };
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock());
     let Ok(overlay) = overlay.start(&endpoint, &node.supervisor).await else { return };
-    let Checkers { provided, news, kept, governed } = checkers;
+    let Checkers { provided, news, kept, governed, resolved } = checkers;
     let keeping = async {
         if !is_client {
             kept.live(number, node.clone()).await;
         }
     };
     tokio::join!(
-        provided.live(number, is_client, dht),
+        provided.live(number, is_client, dht.clone()),
+        resolved.live(number, is_client, &node, dht),
         news.live(number, overlay, seeds),
         keeping,
         governed.live(number, is_client, &node, &endpoint),

@@ -56,6 +56,11 @@ impl Provided {
         drop(handle);
     }
 
+    /// What a node has provided since it last started.
+    pub(crate) fn of(&self, number: u8) -> Option<ContentId> {
+        self.state().by.get(&number).copied()
+    }
+
     /// How often something was provided.
     pub(crate) fn count(&self) -> usize {
         self.state().provided

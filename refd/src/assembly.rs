@@ -11,8 +11,12 @@ use ron_core::{
     net::{Endpoint, Identity, NetError},
 };
 use ron_dht::{Dht, DhtError};
+use ron_index::{
+    Index,
+    source::{DhtNames, DhtProviders, StoreManifests, StoreProviders},
+};
 use ron_overlay::Overlay;
-use ron_registry::{Registry, ReloadSource, net::Links};
+use ron_registry::{LogTrust, Registry, ReloadSource, net::Links};
 use ron_storage::{StorageError, Store, fetch::Fetcher, peers};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -56,6 +60,8 @@ pub(crate) struct Running {
     pub(crate) store: Store,
     /// Keeps a log, its own or another's.
     pub(crate) registry: Registry,
+    /// Says where things are.
+    pub(crate) index: Index,
     _links: Links,
     _blobs: peers::Links,
 }
@@ -79,6 +85,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let of_overlay = Metrics::register("ron_overlay", &mut scraped);
     let of_storage = Metrics::register("ron_storage", &mut scraped);
     let of_registry = Metrics::register("ron_registry", &mut scraped);
+    let of_index = Metrics::register("ron_index", &mut scraped);
     let of_http = HttpMetrics::register("refd", &mut scraped);
     let of_refd = Metrics::register("refd", &mut scraped);
     let host = Supervisor::builder("refd").metrics(core.clone()).start();
@@ -129,6 +136,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let registry =
         log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
+    let index = index(config, &endpoint, &store, &dht, &registry).metrics(of_index).start(&host)?;
+
     let allowed: Arc<dyn Authorizer> = Arc::new(tokens.clone());
     // Everybody may read what it can name, and whoever has the token may offer.
     let blobs = peers::Links::start(&endpoint, &host)?;
@@ -142,8 +151,12 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     links.serve(&registry, Some(Arc::clone(&allowed)));
     let of_registry = ron_registry::http::router(&registry)
         .merge(ron_registry::http::guarded(&registry, Arc::clone(&allowed)));
+    let of_index =
+        ron_index::http::router(&index).merge(ron_index::http::guarded(&index, Arc::clone(&allowed)));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
+    // At the root too, where clients of other indexes look for them.
+    let routes = routes.nest("/index", of_index).merge(ron_index::http::lookups(&index));
     let (desk, orders) = Desk::open(&of_refd);
     let routes = routes.merge(gossip::router(&overlay, Arc::clone(&allowed), &of_refd));
     let watched = Watched {
@@ -171,9 +184,34 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         overlay,
         store,
         registry,
+        index,
         _links: links,
         _blobs: blobs,
     })
+}
+
+/// Where things are: names by the log and by their owners, manifests and this node by its store, providers by the DHT.
+pub(crate) fn index(
+    config: &Config,
+    endpoint: &Endpoint,
+    store: &Store,
+    dht: &Dht,
+    registry: &Registry,
+) -> ron_index::Builder {
+    let external = &config.net.external;
+    let addrs = if external.is_empty() { endpoint.local_addrs() } else { external };
+    let this = StoreProviders::new(store, endpoint.node_id(), addrs.iter().copied());
+    let this = match &config.index.region {
+        Some(region) => this.region(region.as_str()),
+        None => this,
+    };
+    Index::builder()
+        .settings(config.index.settings())
+        .registry(registry, LogTrust::new(registry.log_key()))
+        .names(DhtNames::new(dht))
+        .manifests(StoreManifests::new(store))
+        .providers(this)
+        .providers(DhtProviders::new(dht))
 }
 
 /// An address that is taken, and where another is chosen.
@@ -231,6 +269,7 @@ pub(crate) async fn run(
             node.registry.head().version,
             if node.registry.follows() { ", followed" } else { "" },
         );
+        println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
     }
     let Running { host, gate, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } =
         node;

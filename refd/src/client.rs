@@ -121,6 +121,12 @@ impl Target {
         Ok(self.node_asked()?.ask(method, path, body, self.deadline()).await?)
     }
 
+    /// The index of the node.
+    pub(crate) fn index(&self) -> Result<ron_index::client::Client, Box<dyn Error>> {
+        let (node, _) = self.node()?;
+        Ok(ron_index::client::Client::new(&format!("{}/index", node.trim_end_matches('/')))?)
+    }
+
     /// Where the node is, and its token if there is one here.
     fn node(&self) -> Result<(String, Option<String>), Box<dyn Error>> {
         let flags = Flags::in_dir(self.data_dir.clone());
@@ -218,6 +224,32 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
+    /// Says what a name, an address or a CID leads to: what it is made of and who has it, the best first.
+    #[command(after_help = CODES)]
+    Resolve {
+        /// A name, `b3:...` or a CID.
+        key: ron_index::Key,
+        /// So many providers.
+        #[arg(long, value_name = "COUNT", default_value_t = ron_index::LIMIT_DEFAULT)]
+        limit: usize,
+        /// Says why each is where it is.
+        #[arg(long)]
+        explain: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Says who has some content, one in each line.
+    #[command(after_help = CODES)]
+    Find {
+        /// Its id: `b3:...` or a CID.
+        #[arg(value_parser = ron_index::Key::content)]
+        id: ron_index::Key,
+        /// So many providers.
+        #[arg(long, value_name = "COUNT", default_value_t = ron_index::LIMIT_DEFAULT)]
+        limit: usize,
+        #[command(flatten)]
+        target: Target,
+    },
     /// Takes pins back.
     #[command(after_help = CODES)]
     Unpin {
@@ -271,6 +303,23 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         }
+        Request::Resolve { key, limit, explain, target } => {
+            let answer = target.index()?.resolve(&key, limit, explain, target.deadline()).await?;
+            say_answer(&answer, target.json)
+        }
+        Request::Find { id, limit, target } => {
+            let answer = target.index()?.providers(&id, limit, target.deadline()).await?;
+            let none = Vec::new();
+            let mut out = io::stdout().lock();
+            for provider in answer["providers"].as_array().unwrap_or(&none) {
+                if target.json {
+                    writeln!(out, "{provider}")?;
+                } else {
+                    writeln!(out, "{}", provider_line(provider))?;
+                }
+            }
+            Ok(())
+        }
         Request::Pin { ids, target } => pin(&ids, true, &target).await,
         Request::Unpin { ids, target } => pin(&ids, false, &target).await,
     }
@@ -295,6 +344,53 @@ fn say(target: &Target, id: ContentId, json: serde_json::Value) -> Result<(), Bo
         writeln!(out, "{json}")?
     } else {
         writeln!(out, "{id}")?
+    }
+    Ok(())
+}
+
+/// Who, where, and who says so.
+fn provider_line(provider: &serde_json::Value) -> String {
+    let text = |name: &str| provider[name].as_str().unwrap_or_default().to_owned();
+    let none = Vec::new();
+    let addrs = provider["addrs"].as_array().unwrap_or(&none).iter().filter_map(|addr| addr.as_str());
+    let mut line = format!("{}\t{}\t{}", text("id"), addrs.collect::<Vec<_>>().join(","), text("source"));
+    if let Some(rank) = provider["rank"].as_object() {
+        let part = |name: &str| rank.get(name).and_then(serde_json::Value::as_f64).unwrap_or_default();
+        line.push_str(&format!(
+            "\t{:.3} (region {:.2}, freshness {:.2}, latency {:.2}, success {:.2})",
+            part("score"),
+            part("region"),
+            part("freshness"),
+            part("latency"),
+            part("success")
+        ));
+    }
+    line
+}
+
+fn say_answer(answer: &serde_json::Value, is_json: bool) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    if is_json {
+        writeln!(out, "{answer}")?;
+        return Ok(());
+    }
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    writeln!(out, "content\t{}\ncid\t{}", text(&answer["content"]), text(&answer["cid"]))?;
+    if let Some(version) = answer["name"]["version"].as_u64() {
+        writeln!(out, "name\tversion {version}, proven by {}", text(&answer["name"]["proven_by"]))?;
+    }
+    if let Some(len) = answer["manifest"]["len"].as_u64() {
+        writeln!(out, "size\t{len}")?;
+    }
+    if answer["complete"] == false {
+        writeln!(out, "complete\tfalse")?;
+    }
+    if let Some(stale) = answer["stale"].as_str() {
+        writeln!(out, "stale\t{stale}")?;
+    }
+    let none = Vec::new();
+    for provider in answer["providers"].as_array().unwrap_or(&none) {
+        writeln!(out, "provider\t{}", provider_line(provider))?;
     }
     Ok(())
 }
@@ -594,6 +690,9 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     if let Some(error) = error.downcast_ref::<AskError>() {
         return error.code();
     }
+    if let Some(error) = error.downcast_ref::<ron_index::client::ClientError>() {
+        return of_index(error);
+    }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::NotFound { .. }) => 3,
         Some(ClientError::Refused { status: 401 | 403, .. }) => 4,
@@ -612,6 +711,19 @@ fn of_registry(error: &ron_registry::client::ClientError) -> u8 {
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
         ClientError::Refused { status: 429 | 503 | 507, .. } => 6,
         ClientError::Stranger { .. } | ClientError::Unproven(_) => 7,
+        _ => 1,
+    }
+}
+
+fn of_index(error: &ron_index::client::ClientError) -> u8 {
+    use ron_index::client::ClientError;
+    match error {
+        ClientError::Address { .. } | ClientError::Refused { status: 400, .. } => 2,
+        ClientError::Refused { status: 404, .. } => 3,
+        ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
+        ClientError::Refused { status: 504, .. } => 5,
+        ClientError::Refused { status: 429 | 503, .. } => 6,
+        ClientError::Stranger { .. } => 7,
         _ => 1,
     }
 }

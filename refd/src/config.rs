@@ -34,10 +34,13 @@ macro_rules! documented {
 }
 
 mod dht;
+mod index;
+
 pub(crate) use dht::DhtSection;
+pub(crate) use index::IndexSection;
 
 /// Every section with its keys, in the order in which they are shown.
-pub(crate) const SECTIONS: [(&str, &[(&str, &str)]); 8] = [
+pub(crate) const SECTIONS: [(&str, &[(&str, &str)]); 9] = [
     ("node", NodeSection::KEYS),
     ("log", LogSection::KEYS),
     ("net", NetSection::KEYS),
@@ -46,10 +49,11 @@ pub(crate) const SECTIONS: [(&str, &[(&str, &str)]); 8] = [
     ("overlay", OverlaySection::KEYS),
     ("storage", StorageSection::KEYS),
     ("registry", RegistrySection::KEYS),
+    ("index", IndexSection::KEYS),
 ];
 
 /// Keys without a value unless one is given, and what one looks like.
-const OPTIONAL: [(&str, &str, &str); 11] = [
+const OPTIONAL: [(&str, &str, &str); 14] = [
     ("node", "data_dir", "\"DIR\""),
     ("admin", "token_file", "\"FILE\""),
     ("storage", "scrub_every_hours", "168"),
@@ -61,6 +65,9 @@ const OPTIONAL: [(&str, &str, &str); 11] = [
     ("registry", "retain_bytes", "1000000000"),
     ("registry", "retain_hours", "8760"),
     ("registry", "retain_entries", "1000000"),
+    ("index", "region", "\"eu\""),
+    ("index", "purge_interval_ms", "3600000"),
+    ("index", "client_per_second", "100"),
 ];
 
 /// Why a configuration was refused.
@@ -188,6 +195,8 @@ pub(crate) struct Config {
     pub(crate) storage: StorageSection,
     /// Keeping a log.
     pub(crate) registry: RegistrySection,
+    /// Saying where things are.
+    pub(crate) index: IndexSection,
 }
 
 documented! {
@@ -636,6 +645,7 @@ impl Config {
         self.storage.settings().check().map_err(|error| in_file("storage", error))?;
         self.overlay.settings().check().map_err(|error| in_file("overlay", error))?;
         self.registry.settings().check().map_err(|error| in_file("registry", error))?;
+        self.index.check()?;
         let topics = &self.overlay.topics;
         if topics.iter().any(String::is_empty) {
             return Err(ConfigError::Unfit("overlay.topics: a topic has no name".to_owned()));

@@ -18,6 +18,7 @@ use ron_core::{
     now,
 };
 use ron_dht::{Contact, Dht};
+use ron_index::{Index, source::DhtProviders};
 use ron_overlay::{Overlay, Subscription, Topic};
 use ron_registry::{
     LogTrust, Name, Outcome, Policy, ProofFile, Registry, Signer, net::Links, store::MemoryStore,
@@ -170,8 +171,40 @@ async fn govern(node: &Node, other: &Node, content: ContentId) -> Result<(), Box
     expect(latest.and_then(|latest| latest.content) == Some(content), "the follower knows the name")?;
     expect(follower.head() == registry.head(), "both have one log")?;
     println!("{} follows the log, checks every signature, and finds {name} in its own copy", other.name);
+    resolve(node, other, &follower, trust, &name, content).await?;
     follower.shutdown().await;
     registry.shutdown().await;
+    Ok(())
+}
+
+/// A node that has neither the content nor the log of its own asks one question and gets one answer: what the name stands for,
+/// proven; and who has it, by the DHT.
+async fn resolve(
+    node: &Node,
+    other: &Node,
+    follower: &Registry,
+    trust: LogTrust,
+    name: &Name,
+    content: ContentId,
+) -> Result<(), Box<dyn Error>> {
+    let settings = ron_index::Settings { budget: Duration::from_secs(5), ..ron_index::Settings::default() };
+    let index = Index::builder().registry(follower, trust).providers(DhtProviders::new(&other.dht));
+    let index = index.settings(settings).start(&other.host)?;
+    let key: ron_index::Key = name.as_str().parse()?;
+    let began = now();
+    let answer = index.resolve(&key, soon()).await?;
+    let (found, took) = (answer.resolution(), began.elapsed());
+    let best = found.providers.first().ok_or("nobody has it")?;
+    expect(found.content == ron_index::Key::Content(content), "the name leads to the content")?;
+    expect(best.provider.id == node.endpoint.node_id(), "who has it is who provides it")?;
+    println!(
+        "{} resolves {name} in one question: proven by the log, and {} has it, with a score of {:.2} ({took:.0?})",
+        other.name, node.name, best.score
+    );
+    let began = now();
+    expect(index.resolve(&key, soon()).await?.is_cached, "the second time nobody is asked")?;
+    println!("the same again comes out of the cache ({:.0?})", began.elapsed());
+    index.shutdown().await;
     Ok(())
 }
 

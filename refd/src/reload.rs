@@ -13,6 +13,7 @@ use ron_core::{
     http::{Guard, HttpError, Json, Problem},
 };
 use ron_dht::Dht;
+use ron_index::Index;
 use ron_overlay::Overlay;
 use ron_registry::{Registry, ReloadSource};
 use ron_storage::Store;
@@ -148,6 +149,7 @@ pub(crate) struct Parts {
     pub(crate) overlay: Overlay,
     pub(crate) store: Store,
     pub(crate) registry: Registry,
+    pub(crate) index: Index,
     pub(crate) tokens: TokenFile,
     pub(crate) admin: Admin,
     pub(crate) set_filter: SetFilter,
@@ -235,6 +237,7 @@ fn needs_restart(old: &Config, new: &Config, section: &str, key: &str) -> bool {
         ("registry", key) if !matches!(key, "origin" | "follow" | "log_key" | "memory") => {
             fixed(old.registry.settings().check_change(&one.registry.settings()))
         }
+        ("index", _) => fixed(old.index.settings().check_change(&one.index.settings())),
         _ => true,
     }
 }
@@ -248,6 +251,7 @@ impl Parts {
         self.dht.reload(config.dht.settings()).map_err(refused("dht"))?;
         self.overlay.reload(config.overlay.settings()).map_err(refused("overlay"))?;
         self.store.reload(config.storage.settings()).map_err(refused("storage"))?;
+        self.index.reload(config.index.settings()).map_err(refused("index"))?;
         self.registry.reload_by(source, config.registry.settings()).map_err(refused("registry"))
     }
 }
@@ -279,9 +283,14 @@ mod tests {
                     Some(toml::Value::String(_)) if *key == "listen" => "127.0.0.1:1".into(),
                     Some(toml::Value::String(_)) => "lan".into(),
                     Some(toml::Value::Array(_)) if *key == "seeds" => continue,
+                    Some(toml::Value::Array(_)) if *key == "warmup_keys" => vec!["a/name"].into(),
                     Some(toml::Value::Array(_)) => vec!["127.0.0.1:1"].into(),
                     // One without a default: text where it is text, and a number where it is one.
-                    _ if matches!(*key, "data_dir" | "token_file" | "origin" | "follow" | "log_key") => {
+                    _ if matches!(
+                        *key,
+                        "data_dir" | "token_file" | "origin" | "follow" | "log_key" | "region"
+                    ) =>
+                    {
                         "x".into()
                     }
                     _ => 7.into(),

@@ -624,7 +624,7 @@ impl Index {
     /// stays as it was.
     pub fn reload(&self, settings: Settings) -> Result<(), IndexError> {
         let inner = self.inner();
-        inner.settings.load().check_reload(&settings)?;
+        inner.settings.load().check_change(&settings)?;
         inner.gate.reload(settings.gate())?;
         inner.lookup_gate.reload(settings.lookup_gate())?;
         inner.settings.replace(settings);

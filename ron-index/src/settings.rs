@@ -216,7 +216,7 @@ impl Settings {
     }
 
     /// What cannot change while it runs, if that is different.
-    pub(crate) fn check_reload(&self, new: &Settings) -> Result<(), ConfigError> {
+    pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         let fixed = [
             ("lane", self.lane != new.lane),
             ("events_lane", self.events_lane != new.events_lane),

@@ -7,6 +7,7 @@ mod dashboard;
 mod documented;
 mod governing;
 mod objects;
+mod resolving;
 mod settings;
 mod topics;
 
