@@ -271,12 +271,25 @@ pub(crate) async fn run(
         );
         println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
     }
-    let Running { host, gate, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } =
-        node;
+    let Running {
+        host,
+        gate,
+        admin,
+        tokens,
+        desk,
+        orders,
+        metrics,
+        dht,
+        overlay,
+        store,
+        registry,
+        index,
+        ..
+    } = node;
     let events = (dht.events(), overlay.events());
     let config = Snapshot::new(config);
     let kept = registry.clone();
-    let parts = Parts { dht, overlay, store, registry, tokens, admin, set_filter };
+    let parts = Parts { dht, overlay, store, registry, index, tokens, admin, set_filter };
     reload::start(&desk, orders, &host, parts, config.clone(), again, metrics);
     let reloading = async {
         while hangup.recv().await.is_some() {

@@ -293,6 +293,8 @@ mod tests {
                     {
                         "x".into()
                     }
+                    // Of at least a while.
+                    _ if *key == "purge_interval_ms" => 3_600_000.into(),
                     _ => 7.into(),
                 };
                 let mut changed = table.clone();

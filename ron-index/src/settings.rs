@@ -215,7 +215,10 @@ impl Settings {
         self.lookup_gate().check()
     }
 
-    /// What cannot change while it runs, if that is different.
+    /// Whether a running index can take `new` in place of these. Named is the first setting that it cannot change.
+    ///
+    /// # Errors
+    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
     pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         let fixed = [
             ("lane", self.lane != new.lane),
