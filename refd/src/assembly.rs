@@ -2,6 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use axum::Router;
 use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
     Deadline, Event, Inbox, Metrics, ReadyGate, Snapshot, Subscriber, Supervisor,
@@ -40,7 +41,7 @@ pub(crate) struct Running {
     /// Health, readiness, metrics, and the routes of the subsystems.
     pub(crate) admin: Admin,
     /// The token that their changes need.
-    pub(crate) tokens: TokenFile,
+    pub(crate) token: TokenFile,
     /// Where other settings are asked for, and who asked.
     pub(crate) desk: Desk,
     pub(crate) orders: Inbox<Order>,
@@ -128,34 +129,26 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let registry =
         log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
-    let allowed: Arc<dyn Authorizer> = Arc::new(tokens.clone());
-    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&allowed)));
+    let token = tokens.clone();
+    let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
+    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
     let of_store =
-        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&allowed)));
-    links.serve(&registry, Some(Arc::clone(&allowed)));
+        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
+    links.serve(&registry, Some(Arc::clone(&tokens)));
     let of_registry = ron_registry::http::router(&registry)
-        .merge(ron_registry::http::guarded(&registry, Arc::clone(&allowed)));
+        .merge(ron_registry::http::guarded(&registry, Arc::clone(&tokens)));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
     let (desk, orders) = Desk::open(&of_refd);
-    let routes = routes.merge(gossip::router(&overlay, Arc::clone(&allowed), &of_refd));
-    let watched = Watched {
-        ready: host.ready().clone(),
-        endpoint: endpoint.clone(),
-        dht: dht.clone(),
-        overlay: overlay.clone(),
-        store: store.clone(),
-        registry: registry.clone(),
-        scraped,
-    };
-    let routes = routes.merge(dashboard::router(watched, &of_refd)).merge(openapi::router());
-    admin.mount(routes.merge(desk.router(allowed, &of_refd)));
+    let parts = (&dht, &overlay, &store, &registry);
+    let own = own_routes(&desk, parts, &endpoint, &host, scraped, tokens, &of_refd);
+    admin.mount(routes.merge(own));
     let metrics = of_refd;
     Ok(Running {
         host,
         gate,
         admin,
-        tokens,
+        token,
         desk,
         orders,
         metrics,
@@ -166,6 +159,31 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         registry,
         _links: links,
     })
+}
+
+/// What this program serves beside the subsystems.
+fn own_routes(
+    desk: &Desk,
+    (dht, overlay, store, registry): (&Dht, &Overlay, &Store, &Registry),
+    endpoint: &Endpoint,
+    host: &Supervisor,
+    scraped: Arc<Prometheus>,
+    tokens: Arc<dyn Authorizer>,
+    metrics: &Metrics,
+) -> Router {
+    let watched = Watched {
+        ready: host.ready().clone(),
+        endpoint: endpoint.clone(),
+        dht: dht.clone(),
+        overlay: overlay.clone(),
+        store: store.clone(),
+        registry: registry.clone(),
+        scraped,
+    };
+    dashboard::router(watched, metrics)
+        .merge(openapi::router())
+        .merge(gossip::router(overlay, Arc::clone(&tokens), metrics))
+        .merge(desk.router(tokens, metrics))
 }
 
 /// An address that is taken, and where another is chosen.
@@ -207,7 +225,7 @@ pub(crate) async fn run(
         );
         println!(
             "the DHT on http://{addr}/dht/status; changes need the token in {}",
-            node.tokens.path().display()
+            node.token.path().display()
         );
         println!(
             "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
@@ -224,8 +242,20 @@ pub(crate) async fn run(
             if node.registry.follows() { ", followed" } else { "" },
         );
     }
-    let Running { host, gate, admin, tokens, desk, orders, metrics, dht, overlay, store, registry, .. } =
-        node;
+    let Running {
+        host,
+        gate,
+        admin,
+        token: tokens,
+        desk,
+        orders,
+        metrics,
+        dht,
+        overlay,
+        store,
+        registry,
+        ..
+    } = node;
     let events = (dht.events(), overlay.events());
     let config = Snapshot::new(config);
     let kept = registry.clone();
