@@ -2,6 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use axum::Router;
 use prometheus_client::registry::Registry as Prometheus;
 use ron_core::{
     Deadline, Event, Inbox, Metrics, ReadyGate, Snapshot, Subscriber, Supervisor,
@@ -44,7 +45,7 @@ pub(crate) struct Running {
     /// Health, readiness, metrics, and the routes of the subsystems.
     pub(crate) admin: Admin,
     /// The token that their changes need.
-    pub(crate) tokens: TokenFile,
+    pub(crate) token: TokenFile,
     /// Where other settings are asked for, and who asked.
     pub(crate) desk: Desk,
     pub(crate) orders: Inbox<Order>,
@@ -138,44 +139,36 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
 
     let index = index(config, &endpoint, &store, &dht, &registry).metrics(of_index).start(&host)?;
 
-    let allowed: Arc<dyn Authorizer> = Arc::new(tokens.clone());
+    let token = tokens.clone();
+    let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
     // Everybody may read what it can name, and whoever has the token may offer.
     let blobs = peers::Links::start(&endpoint, &host)?;
-    blobs.serve(&store, peers::Rules { writes: Some(Arc::clone(&allowed)), ..peers::Rules::default() });
+    blobs.serve(&store, peers::Rules { writes: Some(Arc::clone(&tokens)), ..peers::Rules::default() });
     let fetcher = Fetcher::new(blobs.clone(), &store);
     let finder = Arc::new(providers::ByDht(dht.clone()));
-    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&allowed)));
+    let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
     let of_store =
-        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&allowed)));
-    let of_store = of_store.merge(ron_storage::http::fetching(&fetcher, finder, Arc::clone(&allowed)));
-    links.serve(&registry, Some(Arc::clone(&allowed)));
+        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
+    let of_store = of_store.merge(ron_storage::http::fetching(&fetcher, finder, Arc::clone(&tokens)));
+    links.serve(&registry, Some(Arc::clone(&tokens)));
     let of_registry = ron_registry::http::router(&registry)
-        .merge(ron_registry::http::guarded(&registry, Arc::clone(&allowed)));
+        .merge(ron_registry::http::guarded(&registry, Arc::clone(&tokens)));
     let of_index =
-        ron_index::http::router(&index).merge(ron_index::http::guarded(&index, Arc::clone(&allowed)));
+        ron_index::http::router(&index).merge(ron_index::http::guarded(&index, Arc::clone(&tokens)));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
     // At the root too, where clients of other indexes look for them.
     let routes = routes.nest("/index", of_index).merge(ron_index::http::lookups(&index));
     let (desk, orders) = Desk::open(&of_refd);
-    let routes = routes.merge(gossip::router(&overlay, Arc::clone(&allowed), &of_refd));
-    let watched = Watched {
-        ready: host.ready().clone(),
-        endpoint: endpoint.clone(),
-        dht: dht.clone(),
-        overlay: overlay.clone(),
-        store: store.clone(),
-        registry: registry.clone(),
-        scraped,
-    };
-    let routes = routes.merge(dashboard::router(watched, &of_refd)).merge(openapi::router());
-    admin.mount(routes.merge(desk.router(allowed, &of_refd)));
+    let parts = (&dht, &overlay, &store, &registry);
+    let own = own_routes(&desk, parts, &endpoint, &host, scraped, tokens, &of_refd);
+    admin.mount(routes.merge(own));
     let metrics = of_refd;
     Ok(Running {
         host,
         gate,
         admin,
-        tokens,
+        token,
         desk,
         orders,
         metrics,
@@ -212,6 +205,31 @@ pub(crate) fn index(
         .manifests(StoreManifests::new(store))
         .providers(this)
         .providers(DhtProviders::new(dht))
+}
+
+/// What this program serves beside the subsystems.
+fn own_routes(
+    desk: &Desk,
+    (dht, overlay, store, registry): (&Dht, &Overlay, &Store, &Registry),
+    endpoint: &Endpoint,
+    host: &Supervisor,
+    scraped: Arc<Prometheus>,
+    tokens: Arc<dyn Authorizer>,
+    metrics: &Metrics,
+) -> Router {
+    let watched = Watched {
+        ready: host.ready().clone(),
+        endpoint: endpoint.clone(),
+        dht: dht.clone(),
+        overlay: overlay.clone(),
+        store: store.clone(),
+        registry: registry.clone(),
+        scraped,
+    };
+    dashboard::router(watched, metrics)
+        .merge(openapi::router())
+        .merge(gossip::router(overlay, Arc::clone(&tokens), metrics))
+        .merge(desk.router(tokens, metrics))
 }
 
 /// An address that is taken, and where another is chosen.
@@ -253,7 +271,7 @@ pub(crate) async fn run(
         );
         println!(
             "the DHT on http://{addr}/dht/status; changes need the token in {}",
-            node.tokens.path().display()
+            node.token.path().display()
         );
         println!(
             "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
@@ -275,7 +293,7 @@ pub(crate) async fn run(
         host,
         gate,
         admin,
-        tokens,
+        token: tokens,
         desk,
         orders,
         metrics,
