@@ -1,5 +1,5 @@
-//! All routes of the admin listener in one OpenAPI document, `GET /admin/openapi.json`: those of objects and of the log as
-//! their libraries describe them, and the rest written here. A test asks a running node every one of them.
+//! All routes of the admin listener in one OpenAPI document, `GET /admin/openapi.json`: those of objects, of the log and of
+//! the index as their libraries describe them, and the rest written here. A test asks a running node every one of them.
 
 use axum::{Router, routing::get};
 use ron_core::http::Json;
@@ -14,8 +14,12 @@ fn document() -> Value {
     let mut paths = own();
     let mut schemas = Map::new();
     let objects = ron_storage::http::openapi();
-    for (at, prefix, part) in [("", "", objects.clone()), ("/registry", "Log", ron_registry::http::openapi())]
-    {
+    let parts = [
+        ("", "", objects.clone()),
+        ("/registry", "Log", ron_registry::http::openapi()),
+        ("/index", "Index", ron_index::http::openapi()),
+    ];
+    for (at, prefix, part) in parts {
         let Value::Object(of_part) = part["paths"].clone() else { continue };
         for (path, what) in of_part {
             paths.insert(format!("{at}{path}"), renamed(what, prefix));
