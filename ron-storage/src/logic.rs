@@ -1,5 +1,15 @@
 //! What decides: plain values and functions that know neither clock nor disk nor socket.
 
+#[cfg(feature = "net")]
+pub mod claims;
+#[cfg(all(test, feature = "net"))]
+mod cluster;
+#[cfg(feature = "net")]
+pub mod place;
+#[cfg(feature = "net")]
+pub mod plan;
+#[cfg(feature = "net")]
+pub mod promises;
 pub mod proof;
 pub mod range;
 pub mod records;
