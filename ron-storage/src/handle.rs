@@ -19,6 +19,8 @@ use ron_core::{
     disk::{Disk, MemoryDisk},
 };
 
+#[cfg(feature = "net")]
+use crate::logic::inventory::{Names, Prefix, Sum};
 use crate::{
     Proof, Put, Reader, Settings, StorageError, Stored,
     actor::{
@@ -740,6 +742,28 @@ impl Store {
         self.group.shutdown().await
     }
 
+    /// Whether what is acknowledged survives a crash.
+    #[cfg(feature = "net")]
+    pub(crate) fn is_durable(&self) -> bool {
+        self.inner.objects.is_durable
+    }
+
+    /// Which of these objects are here.
+    #[cfg(feature = "net")]
+    pub(crate) fn held(
+        &self,
+        ids: &[ContentId],
+        deadline: Deadline,
+    ) -> Result<Vec<crate::peers::Held>, StorageError> {
+        use crate::peers::Held;
+        let _pass = self.begin("have", deadline)?;
+        let held = |id: &ContentId| match self.inner.objects.stat(id) {
+            Some(stat) if !stat.is_quarantined => Held::Complete(stat.len),
+            _ => Held::Absent,
+        };
+        Ok(ids.iter().map(held).collect())
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn metrics(&self) -> &Metrics {
         self.group.metrics()
@@ -784,6 +808,18 @@ impl Store {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+/// What can be read, to be compared with what others have.
+#[cfg(feature = "net")]
+impl Names for Store {
+    fn sum(&self, prefix: &Prefix) -> Sum {
+        self.inner.objects.table.lock().sum(prefix)
+    }
+
+    fn list(&self, prefix: &Prefix, max: usize) -> Vec<ContentId> {
+        self.inner.objects.table.lock().list(prefix, max)
     }
 }
 

@@ -60,6 +60,8 @@ pub mod logic;
 mod metrics;
 mod objects;
 mod opening;
+#[cfg(feature = "net")]
+pub mod peers;
 #[cfg(feature = "planted-bugs")]
 #[doc(hidden)]
 pub mod planted;
@@ -87,17 +89,22 @@ pub use writing::{Durability, Put, Stored};
 /// What a store may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
-    ron_core::Inventory::of(
-        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS],
-        &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER],
-        &[
-            streams::PLACES,
-            holds::HOLDS,
-            objects::TABLE,
-            touched::TOUCHED,
-            large::OPENED,
-            proven::PROVEN,
-            buffers::BUFFERS,
-        ],
-    )
+    let mut lanes =
+        vec![actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS];
+    let mut locks = vec![
+        streams::PLACES,
+        holds::HOLDS,
+        objects::TABLE,
+        touched::TOUCHED,
+        large::OPENED,
+        proven::PROVEN,
+        buffers::BUFFERS,
+    ];
+    #[cfg(feature = "net")]
+    {
+        lanes.push(peers::LINKS);
+        locks.push(peers::OFFERS);
+    }
+    let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
+    ron_core::Inventory::of(&lanes, &tasks, &locks)
 }

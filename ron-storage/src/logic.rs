@@ -4,6 +4,7 @@
 pub mod claims;
 #[cfg(all(test, feature = "net"))]
 mod cluster;
+pub mod inventory;
 #[cfg(feature = "net")]
 pub mod place;
 #[cfg(feature = "net")]
@@ -15,3 +16,5 @@ pub mod range;
 pub mod records;
 pub mod table;
 pub mod tree;
+#[cfg(feature = "net")]
+pub mod wire;

@@ -86,6 +86,12 @@ impl Proof {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
     }
 
+    /// Whether all of it was handed out.
+    #[cfg(feature = "net")]
+    pub(crate) fn is_over(&self) -> bool {
+        self.rest().is_none()
+    }
+
     /// The groups still to be read of the range that is next.
     fn rest(&self) -> Option<Range<u64>> {
         let range = self.wanted.ranges().get(self.next.0)?;

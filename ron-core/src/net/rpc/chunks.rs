@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -120,11 +120,19 @@ impl Chunks {
     /// # Errors
     /// The [`RpcError`] that ended the answer; it is final, and what came before it is all there will be.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RpcError> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// [`next`](Self::next), for whoever polls.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RpcError>> {
         if let Some(end) = &self.end {
-            return end.clone().map(|()| None);
+            return Poll::Ready(end.clone().map(|()| None));
         }
         // Its deadline is kept by the session, which ends it when the time is spent.
-        match poll_fn(|cx| self.slot.poll(cx)).await {
+        Poll::Ready(match ready!(self.slot.poll(cx)) {
             Piece::Chunk(chunk) => {
                 self.took_one();
                 Ok(Some(chunk))
@@ -133,7 +141,7 @@ impl Chunks {
                 self.end = Some(end.as_ref().map(drop).map_err(Clone::clone));
                 end.map(|last| Some(last).filter(|last| !last.is_empty()))
             }
-        }
+        })
     }
 
     /// The whole rest in one piece.

@@ -16,7 +16,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     super::oap::{CHUNK_BYTES, Code, Flags, Frame},
-    Ask, Event, Fault, Handling, Service,
+    Ask, Event, Fault, Handling, Service, Session,
     shared::{Shared, weigh},
 };
 use crate::{
@@ -171,6 +171,12 @@ impl Request {
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
         self.shared.remote
+    }
+
+    /// The session that it came over, for whoever has to ask back before it can answer.
+    #[must_use]
+    pub fn session(&self) -> Session {
+        Session { shared: Arc::clone(&self.shared) }
     }
 
     /// Until when the answer is wanted. It moves as chunks of the answer are taken, up to what the caller wants.

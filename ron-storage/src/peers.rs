@@ -1,0 +1,420 @@
+//! Objects between nodes: `ron/blob/1`.
+//!
+//! A node asks another what it has, gets parts of objects with the proof that they are, offers it objects to keep, and
+//! compares what both have. Nothing that comes is believed: bytes are checked against the name of their object, group by
+//! group, before anybody sees them. [`Peers`] is what one node asks of another, and [`Links`] does it over an endpoint.
+//!
+//! ```
+//! # use std::{sync::Arc, time::Duration};
+//! # use ron_core::{Deadline, Supervisor, net::{Contact, Endpoint, Identity}};
+//! # use ron_storage::Store;
+//! use ron_storage::peers::{Groups, Held, Links, Peers, Rules, Want};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (host, soon) = (Supervisor::new("host"), || Deadline::after(Duration::from_secs(5)));
+//! let store = Store::builder().memory().start(&host).await?;
+//! let id = store.put_bytes("hello".into(), soon()).await?.id;
+//! let there = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(&host)?;
+//! let serving = Links::start(&there, &host)?;
+//! serving.serve(&store, Rules::default()); // everybody may read, nobody may write
+//!
+//! // The other node, usually elsewhere.
+//! let here = Endpoint::builder(Identity::generate()?).start(&host)?;
+//! let links = Links::start(&here, &host)?;
+//! let peer = Contact { id: there.node_id(), addrs: there.local_addrs().into() }.into();
+//! assert_eq!(links.have(&peer, &[id], soon()).await?.held, [Held::Complete(5)]);
+//! let want = Want { id, ranges: vec![] };
+//! let mut groups = Groups::new(&want, u64::MAX, links.get(&peer, &want, soon()).await?);
+//! assert_eq!(groups.next().await?.unwrap().bytes, "hello");
+//! # host.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod links;
+mod serving;
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
+use ron_core::{
+    ContentId, Deadline, ErrorKind, NodeId,
+    auth::Authorizer,
+    net::{BoxFuture, Contact, NetError, oap::Code, rpc::RpcError},
+};
+
+pub use crate::logic::{
+    inventory::{CompareError, Comparison, Difference, Names, Part, Prefix, Question, Sum, Told, answer},
+    proof::ProvenGroup,
+    wire::{CLAIM_BYTES_MAX, Decline, Held, Holding, IDS_MAX, Offer, RANGES_MAX, Want},
+};
+use crate::{TreeError, logic::proof::ProofReader};
+pub(crate) use links::LINKS;
+pub use links::{Links, links_settings};
+pub(crate) use serving::OFFERS;
+
+/// Whom to ask, and what shows that we may.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Who it is, and where.
+    pub contact: Contact,
+    /// The capability that it wants; empty if none. It goes to this peer and to nobody else.
+    pub cap: Bytes,
+}
+
+impl From<Contact> for Peer {
+    fn from(contact: Contact) -> Self {
+        Peer { contact, cap: Bytes::new() }
+    }
+}
+
+impl fmt::Debug for Peer {
+    /// Without the capability, which is secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({})", self.contact)
+    }
+}
+
+/// A proof as it comes, unchecked. Dropping it tells the peer to stop.
+pub type Pieces = Pin<Box<dyn Stream<Item = Result<Bytes, PeerError>> + Send>>;
+
+/// What a peer that took an object says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pushed {
+    /// Whether it survives a crash there.
+    pub is_durable: bool,
+    /// Whether it was there before.
+    pub existed: bool,
+}
+
+/// What one node asks of another.
+pub trait Peers: fmt::Debug + Send + Sync + 'static {
+    /// Which of these objects it has, at most [`IDS_MAX`] of them.
+    fn have<'a>(
+        &'a self,
+        peer: &'a Peer,
+        ids: &'a [ContentId],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Holding, PeerError>>;
+
+    /// The groups of an object that hold what is wanted, with proof: see [`Groups`]. The deadline is for all of it.
+    fn get<'a>(
+        &'a self,
+        peer: &'a Peer,
+        want: &'a Want,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Pieces, PeerError>>;
+
+    /// Offers an object that is served here, and returns when the peer has it, or does not want it. Dropping the future
+    /// takes the offer back.
+    fn push<'a>(
+        &'a self,
+        peer: &'a Peer,
+        offer: &'a Offer,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Pushed, PeerError>>;
+
+    /// One question of a [`Comparison`] with what the peer has.
+    fn inventory<'a>(
+        &'a self,
+        peer: &'a Peer,
+        question: &'a Question,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Vec<Part>, PeerError>>;
+
+    /// Tells the peer's [`Policy`] something about claims, and returns what that answers: up to 256 KiB there and 1 MiB
+    /// back.
+    fn claims<'a>(
+        &'a self,
+        peer: &'a Peer,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Bytes, PeerError>>;
+}
+
+/// What a node's host says to what peers want of it. Whoever asks has shown that it may.
+pub trait Policy: Send + Sync + 'static {
+    /// Whether to take an object, before any of it comes.
+    ///
+    /// # Errors
+    /// Why not.
+    fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
+        let _ = (from, offer);
+        Ok(())
+    }
+
+    /// The object is stored. What has to be written down before it is acknowledged is written down here.
+    ///
+    /// # Errors
+    /// Why it is not acknowledged all the same. The object stays, until a collection takes it.
+    fn keep<'a>(
+        &'a self,
+        from: NodeId,
+        offer: &'a Offer,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), Decline>> {
+        let _ = (from, offer, deadline);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Answers [`Peers::claims`].
+    ///
+    /// # Errors
+    /// Why not, in words for the asker.
+    fn claims<'a>(
+        &'a self,
+        from: NodeId,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Bytes, String>> {
+        let _ = (from, body, deadline);
+        Box::pin(std::future::ready(Err("no claims are kept here".to_owned())))
+    }
+}
+
+/// Takes whatever there is room for.
+impl Policy for () {}
+
+/// Says which nodes may do everything.
+type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
+
+/// Who may do what with a store that is served.
+#[derive(Clone)]
+pub struct Rules {
+    /// Asked about `storage.read` before an object is sent or looked for. `None` lets everybody read.
+    pub reads: Option<Arc<dyn Authorizer>>,
+    /// Asked about `storage.push` and `storage.claims`. `None` lets nobody write.
+    pub writes: Option<Arc<dyn Authorizer>>,
+    /// Nodes that may read and write without a capability: their keys prove who they are. `None` is nobody.
+    pub trusts: Option<Trusts>,
+    /// What the host says to what is offered.
+    pub policy: Arc<dyn Policy>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules { reads: None, writes: None, trusts: None, policy: Arc::new(()) }
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules")
+            .field("reads_are_open", &self.reads.is_none())
+            .field("takes_capabilities", &self.writes.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a peer did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// Something was full here or there, so nothing was started. Retry after the pause.
+    #[error("{what} is full")]
+    Busy {
+        /// The limit; `peer` when it was the peer that refused.
+        what: &'static str,
+        /// How long it is expected to stay full.
+        retry_after: Duration,
+    },
+    /// The deadline passed. A push may or may not have happened, and pushing again is harmless.
+    #[error("{op} passed its deadline")]
+    Timeout {
+        /// What was waited for.
+        op: &'static str,
+    },
+    /// This end is stopping.
+    #[error("shutting down")]
+    Canceled,
+    /// Our own mistake; it was counted and logged.
+    #[error("{op} panicked")]
+    Panicked {
+        /// What was being done.
+        op: &'static str,
+    },
+    /// There is no link to it. Try others, and this one after the pause.
+    #[error("no link to the peer")]
+    Unreachable {
+        /// What the last dial met.
+        #[source]
+        error: NetError,
+        /// How long no other dial will be tried.
+        retry_after: Duration,
+    },
+    /// The link ended before the answer, or it was not spoken well.
+    #[error("the link ended: {reason}")]
+    Closed {
+        /// How.
+        reason: String,
+    },
+    /// It does not have that object.
+    #[error("the peer does not have {id}")]
+    NotFound {
+        /// Which.
+        id: ContentId,
+    },
+    /// It wants a capability, or another one.
+    #[error("the peer does not allow it: {reason}")]
+    Forbidden {
+        /// In its words.
+        reason: String,
+    },
+    /// It does not take the object, and says why.
+    #[error("the peer declined: {0}")]
+    Declined(Decline),
+    /// It sent bytes that are not those of the object. Do not ask it again.
+    #[error("the peer lied: {0}")]
+    Lied(TreeError),
+    /// It answered something that is no answer. Do not ask it again.
+    #[error("the peer's answer is none: {what}")]
+    Foreign {
+        /// Which part of it.
+        what: &'static str,
+    },
+    /// It refused for another reason.
+    #[error("the peer refused: {} {reason}", code.number())]
+    Refused {
+        /// What kind of no.
+        code: Code,
+        /// In its words.
+        reason: String,
+    },
+}
+
+ron_core::refusals!(PeerError {
+    PeerError::Unreachable { .. }
+    | PeerError::Closed { .. }
+    | PeerError::NotFound { .. }
+    | PeerError::Declined(_)
+    | PeerError::Lied(_)
+    | PeerError::Foreign { .. }
+    | PeerError::Refused { .. } => ErrorKind::Peer,
+    PeerError::Forbidden { .. } => ErrorKind::Caller,
+} retry { PeerError::Unreachable { retry_after, .. } => *retry_after });
+
+impl PeerError {
+    /// Whether it shows that the peer cannot be trusted to tell the truth.
+    #[must_use]
+    pub fn is_lie(&self) -> bool {
+        matches!(self, PeerError::Lied(_) | PeerError::Foreign { .. })
+    }
+}
+
+impl From<RpcError> for PeerError {
+    fn from(error: RpcError) -> Self {
+        match error {
+            RpcError::Busy { what, retry_after } => PeerError::Busy { what, retry_after },
+            RpcError::Timeout { op } => PeerError::Timeout { op },
+            RpcError::Canceled => PeerError::Canceled,
+            RpcError::Panicked { op } => PeerError::Panicked { op },
+            RpcError::Unreachable { error, retry_after } => PeerError::Unreachable { error, retry_after },
+            RpcError::Refused { code: Code::Forbidden | Code::Unauthorized, reason } => {
+                PeerError::Forbidden { reason }
+            }
+            RpcError::Refused { code, reason } => PeerError::Refused { code, reason },
+            other => PeerError::Closed { reason: other.to_string() },
+        }
+    }
+}
+
+/// The groups out of a proof that a peer sends, each checked before it is handed out.
+///
+/// Nothing is handed out that does not belong to the object. At most one group and one piece are held.
+pub struct Groups {
+    pieces: Pieces,
+    reader: ProofReader,
+    arrived: BytesMut,
+    is_over: bool,
+}
+
+impl Groups {
+    /// What `pieces` prove of what was wanted, of an object of at most `len_max` bytes.
+    #[must_use]
+    pub fn new(want: &Want, len_max: u64, pieces: Pieces) -> Self {
+        let reader = if want.ranges.is_empty() {
+            ProofReader::whole(want.id, len_max)
+        } else {
+            ProofReader::ranges(want.id, want.ranges.iter().cloned(), len_max)
+        };
+        Groups { pieces, reader, arrived: BytesMut::new(), is_over: false }
+    }
+
+    /// What the peer says that the object's length is. It is proven once the last group was.
+    #[must_use]
+    pub fn object_len(&self) -> Option<u64> {
+        self.reader.shape().map(|shape| shape.size())
+    }
+
+    /// The next group; `None` when all that was wanted is proven. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// [`PeerError::Lied`] at the first byte that is not right, or when it ends too early; what the peer met.
+    pub async fn next(&mut self) -> Result<Option<ProvenGroup>, PeerError> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// [`next`](Self::next), for whoever polls.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<ProvenGroup>, PeerError>> {
+        loop {
+            if let Some(group) = self.reader.next(&mut self.arrived).map_err(PeerError::Lied)? {
+                return Poll::Ready(Ok(Some(group)));
+            }
+            if self.is_over {
+                let end = self.reader.finish(&self.arrived);
+                return Poll::Ready(end.map(|()| None).map_err(PeerError::Lied));
+            }
+            match ready!(self.pieces.as_mut().poll_next(cx)).transpose()? {
+                Some(piece) if self.arrived.is_empty() => self.arrived = BytesMut::from(piece),
+                Some(piece) => self.arrived.extend_from_slice(&piece),
+                None => self.is_over = true,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").field("object_len", &self.object_len()).finish_non_exhaustive()
+    }
+}
+
+/// Compares what two nodes have, until all differences are known or there are more than `max` of them.
+///
+/// # Errors
+/// What the peer met; [`PeerError::Foreign`] if it answers what is no answer, or would go on for ever.
+pub async fn compare<N: Names + ?Sized>(
+    peers: &dyn Peers,
+    peer: &Peer,
+    names: &N,
+    max: usize,
+    deadline: Deadline,
+) -> Result<Difference, PeerError> {
+    // Each difference takes a part for each cut, and a cut leaves at most fifteen more that look different while both change.
+    let parts_max = (max as u64).saturating_mul(64).saturating_add(1024);
+    let (mut comparison, mut all) = (Comparison::new(parts_max), Difference::default());
+    let foreign = |_| PeerError::Foreign { what: "inventory" };
+    while let Some(question) = comparison.poll(names).map_err(foreign)? {
+        let parts = peers.inventory(peer, &question, deadline).await?;
+        let found = comparison.on_answer(names, &parts).map_err(foreign)?;
+        all.theirs.extend(found.theirs);
+        all.ours.extend(found.ours);
+        if all.len() > max {
+            break;
+        }
+    }
+    Ok(all)
+}
