@@ -45,6 +45,8 @@
 
 mod actor;
 mod buffers;
+#[cfg(feature = "net")]
+pub mod claims;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -71,6 +73,8 @@ mod planted;
 mod proven;
 mod proving;
 mod reading;
+#[cfg(feature = "net")]
+pub mod repair;
 mod settings;
 mod streams;
 mod touched;
@@ -103,8 +107,13 @@ pub fn inventory() -> ron_core::Inventory {
     #[cfg(feature = "net")]
     {
         lanes.push(peers::LINKS);
+        lanes.extend([repair::REPAIRS, repair::HEARD, repair::EVENTS]);
         locks.push(peers::OFFERS);
+        locks.extend([claims::CLAIMS, repair::PROMISES]);
     }
     let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
+    #[cfg(feature = "net")]
+    let tasks: Vec<_> =
+        tasks.into_iter().chain([repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER]).collect();
     ron_core::Inventory::of(&lanes, &tasks, &locks)
 }

@@ -6,6 +6,8 @@ pub mod claims;
 mod cluster;
 pub mod inventory;
 #[cfg(feature = "net")]
+pub mod manifest;
+#[cfg(feature = "net")]
 pub mod place;
 #[cfg(feature = "net")]
 pub mod plan;
@@ -14,7 +16,13 @@ pub mod promises;
 pub mod proof;
 pub mod range;
 pub mod records;
+#[cfg(feature = "erasure")]
+pub mod shards;
 pub mod table;
 pub mod tree;
 #[cfg(feature = "net")]
 pub mod wire;
+#[cfg(feature = "net")]
+pub mod words;
+#[cfg(feature = "net")]
+pub mod yielding;

@@ -98,6 +98,9 @@ pub(crate) struct Objects {
     pub(crate) owes_notes: AtomicBool,
     full: Tally,
     over_quota: Tally,
+    /// Which objects are wanted.
+    #[cfg(feature = "net")]
+    pub(crate) book: Arc<crate::claims::Book>,
 }
 
 /// What opening hands to the objects.
@@ -111,6 +114,8 @@ pub(crate) struct Parts {
     pub(crate) is_durable: bool,
     pub(crate) end: Spot,
     pub(crate) spawner: Spawner,
+    #[cfg(feature = "net")]
+    pub(crate) book: Arc<crate::claims::Book>,
 }
 
 /// A record on its way to the journal, and the pin that follows it.
@@ -124,8 +129,10 @@ struct Append<'a> {
 
 impl Objects {
     pub(crate) fn new(parts: Parts, events: Feed<Event>, upkeep: Lane<Errand>, metrics: &Metrics) -> Self {
-        let Parts { table, large, journal, disk, dir, store, is_durable, end, spawner } = parts;
+        let Parts { table, large, journal, disk, dir, store, is_durable, end, spawner, .. } = parts;
         Objects {
+            #[cfg(feature = "net")]
+            book: parts.book,
             table: Lock::new(TABLE, table, metrics),
             holds: Holds::new(metrics),
             touched: Touched::new(metrics, now()),

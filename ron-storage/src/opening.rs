@@ -154,7 +154,25 @@ pub(crate) async fn open(
     opened.was_torn = recovered.cut.is_some();
     let Site { disk, dir, is_durable, .. } = site;
     let spawner = group.spawner();
-    Ok((Parts { table, large, journal, disk, dir, store, is_durable, end, spawner }, custody, opened))
+    #[cfg(feature = "net")]
+    let book = {
+        let salts = site.seed.map_or(Salts::Random, Salts::Seeded);
+        Arc::new(crate::claims::Book::open(journal_group, Arc::clone(&disk), &dir, salts).await?)
+    };
+    let parts = Parts {
+        table,
+        large,
+        journal,
+        disk,
+        dir,
+        store,
+        is_durable,
+        end,
+        spawner,
+        #[cfg(feature = "net")]
+        book,
+    };
+    Ok((parts, custody, opened))
 }
 
 /// Locks the directory and looks what it is. Says whether the last stop was clean.

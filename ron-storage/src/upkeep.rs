@@ -122,6 +122,10 @@ impl Upkeep {
         self.sweep().await;
         self.settle_doubts().await;
         self.write_owed_notes().await;
+        #[cfg(feature = "net")]
+        if let Err(error) = self.objects.book.compact(soon()).await {
+            tracing::warn!(%error, "the claims could not be written anew");
+        }
         if self.objects.is_durable
             && self.objects.written().saturating_sub(self.checkpointed) >= CHECKPOINT_BYTES
         {
@@ -491,6 +495,8 @@ impl Upkeep {
         let is_young = |id: &ContentId| !grace.is_zero() && self.objects.touched.is_young(id, now(), grace);
         let goes =
             |entry: &Entry| !entry.is_pinned && is_old(entry) && !is_young(&entry.id) && !gc.keeps(&entry.id);
+        #[cfg(feature = "net")]
+        let goes = |entry: &Entry| goes(entry) && !self.objects.book.wants(&entry.id);
         let (mut collected, mut after): (Collected, Option<ContentId>) = (Collected::default(), None);
         loop {
             let (page, more) = self.objects.table.lock().page(after.as_ref(), STEP_OBJECTS);

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+#[path = "../fuzz/bodies/claims.rs"]
+mod claims;
 #[path = "../fuzz/bodies/ids.rs"]
 mod ids;
 #[path = "../fuzz/bodies/proof.rs"]
@@ -29,6 +31,11 @@ fn replay(target: &str, times: usize, lengths: std::ops::Range<usize>, body: fn(
         rng.fill(&mut data);
         body(&data);
     }
+}
+
+#[test]
+fn claims() {
+    replay("claims", 2000, 1..400, claims::claims);
 }
 
 #[test]

@@ -209,6 +209,18 @@ pub enum ClaimError {
     /// Its owner did not sign it.
     #[error("the owner did not sign this")]
     Signature(#[source] SignatureError),
+    /// It names a manifest that is not known here.
+    #[error("the manifest {id} is not known here")]
+    NoManifest {
+        /// Which.
+        id: ContentId,
+    },
+    /// The manifest is not that of the object, or has other numbers of shards.
+    #[error("the manifest {id} is not what the claim says")]
+    ForeignManifest {
+        /// Which.
+        id: ContentId,
+    },
     /// The object has as many owners as it may have.
     #[error("the object has {OWNERS_MAX} owners already")]
     TooManyOwners,
@@ -351,6 +363,11 @@ impl Claim {
         let signature = Signature::from_bytes(*signature);
         self.owner.verify_strict(DOMAIN, body, &signature).map_err(ClaimError::Signature)?;
         Ok(Verified(self))
+    }
+
+    /// For what was verified before.
+    pub(crate) fn trusted(self) -> Verified {
+        Verified(self)
     }
 
     /// The claim as it is kept and sent.
@@ -692,7 +709,8 @@ mod tests {
     #[test]
     fn a_delete_is_forgotten_only_when_every_copy_has_been_gone_for_its_retention() {
         let mut claims = Claims::default();
-        let (old, gone) = (claim(0, 1, 1, Word::Copies(2)), claim(0, 1, 2, Word::Tombstone { retention: DAY }));
+        let (old, gone) =
+            (claim(0, 1, 1, Word::Copies(2)), claim(0, 1, 2, Word::Tombstone { retention: DAY }));
         claims.merge(old.clone(), 0).unwrap();
         claims.merge(gone, 100).unwrap();
         assert_eq!(claims.forget(99 + DAY, |_| false), 0);

@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn logarithms_are_those_of_the_library() {
-        for hash in [0, 1, 2, 1 << 20, (1 << 63) - 1, 1 << 63, u64::MAX - 1, u64::MAX, 0x1234_5678_9abc_def0] {
+        for hash in [0, 1, 2, 1 << 20, (1 << 63) - 1, 1 << 63, u64::MAX - 1, u64::MAX, 0x1234_5678_9abc_def0]
+        {
             let exact = 64.0 - (hash as f64 + 1.0).log2();
             let ours = minus_log2(hash) as f64 / f64::from(1 << FRACTION);
             assert!((exact - ours).abs() < 1e-5, "{hash}: {ours}, not {exact}");
@@ -136,7 +137,8 @@ mod tests {
 
     #[test]
     fn shares_follow_weights() {
-        let nodes: Vec<_> = (0..4).map(|number| node(number, number, [50, 100, 150, 300][number as usize])).collect();
+        let nodes: Vec<_> =
+            (0..4).map(|number| node(number, number, [50, 100, 150, 300][number as usize])).collect();
         let mut shares = [0_u32; 4];
         for number in 0..20_000 {
             let best = place(&nodes, &object(number), 1)[0];

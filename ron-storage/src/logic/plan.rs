@@ -215,8 +215,7 @@ pub enum Health {
 
 impl Health {
     /// All of them.
-    pub const ALL: [Health; 5] =
-        [Health::Met, Health::Under, Health::Urgent, Health::Lost, Health::Deleted];
+    pub const ALL: [Health; 5] = [Health::Met, Health::Under, Health::Urgent, Health::Lost, Health::Deleted];
 
     /// Its name in metrics.
     #[must_use]
@@ -247,6 +246,8 @@ struct Known {
     away_since: Option<Duration>,
     /// Whether its grace is over.
     is_given_up: bool,
+    /// Whether it was ever compared with. If not and it is away, it may have whatever belongs on it.
+    is_compared: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -350,7 +351,8 @@ impl Plan {
             };
             let grace = self.settings.grace;
             let is_given_up = away_since.is_some_and(|since| now >= since + grace);
-            self.nodes.insert(node.id, Known { node: *node, away_since, is_given_up });
+            let is_compared = known.is_some_and(|known| known.is_compared);
+            self.nodes.insert(node.id, Known { node: *node, away_since, is_given_up, is_compared });
             self.touch_held(&node.id);
         }
         self.weigh_candidates();
@@ -362,11 +364,8 @@ impl Plan {
         let is_one = |known: &&Known| {
             known.node.is_durable && known.node.presence != Presence::Draining && !known.is_given_up
         };
-        let of = |known: &Known| Candidate {
-            id: known.node.id,
-            zone: known.node.zone,
-            weight: known.node.weight,
-        };
+        let of =
+            |known: &Known| Candidate { id: known.node.id, zone: known.node.zone, weight: known.node.weight };
         let candidates: Vec<_> = self.nodes.values().filter(is_one).map(of).collect();
         if candidates == self.candidates {
             return;
@@ -489,6 +488,13 @@ impl Plan {
         self.tidy(&piece);
     }
 
+    /// Takes in that all is known that a node has.
+    pub fn on_compared(&mut self, node: &NodeId) {
+        if let Some(known) = self.nodes.get_mut(node) {
+            known.is_compared = true;
+        }
+    }
+
     /// Takes in how a job ended that was handed out. What it changed is heard through [`on_held`](Self::on_held).
     pub fn on_done(&mut self, object: ContentId, outcome: Outcome, now: Duration) {
         let Some(thing) = self.things.get_mut(&object) else { return };
@@ -592,6 +598,20 @@ impl Plan {
         holders.into_iter().flatten().filter(|(id, held)| **held == Holding::Good && self.is_safe(id)).count()
     }
 
+    /// The fewest copies, as policies count them, of an object that wants copies.
+    #[must_use]
+    pub fn fewest_copies(&self) -> Option<usize> {
+        let wants =
+            |thing: &Thing| matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.copies > 0);
+        let things = self.things.iter().filter(|(_, thing)| wants(thing));
+        things.map(|(object, _)| self.copies_of(object)).min()
+    }
+
+    /// What a node is known to have.
+    pub fn held_by(&self, node: &NodeId) -> impl Iterator<Item = &ContentId> {
+        self.held.get(node).into_iter().flatten()
+    }
+
     /// The objects it knows claims of.
     pub fn objects(&self) -> impl Iterator<Item = &ContentId> {
         self.things.keys()
@@ -600,8 +620,11 @@ impl Plan {
     /// Whether a node, present or away, is known to have an object or a shard of it. What it has keeps deletes remembered.
     #[must_use]
     pub fn has_copy(&self, object: &ContentId) -> bool {
-        let shards = self.things.get(object).into_iter().flat_map(|thing| thing.claimed.shards.iter().flatten());
-        shards.chain([object]).any(|piece| self.pieces.get(piece).is_some_and(|known| !known.holders.is_empty()))
+        let shards =
+            self.things.get(object).into_iter().flat_map(|thing| thing.claimed.shards.iter().flatten());
+        shards
+            .chain([object])
+            .any(|piece| self.pieces.get(piece).is_some_and(|known| !known.holders.is_empty()))
     }
 
     /// Where an object belongs as things stand.
@@ -732,7 +755,11 @@ impl Plan {
             }
             wake = [wake, verdict.wake].into_iter().flatten().min();
         };
-        if wanted.copies > 0 && whole.is_anywhere() {
+        let belongs = |count: usize| self.targets_for(object, thing, count);
+        let may_be_away = |count: usize| belongs(count).iter().any(|id| self.is_unknown(id));
+        if wanted.copies > 0 && !whole.is_anywhere() && may_be_away(wanted.copies.into()) {
+            consider(Verdict::of(Health::Under));
+        } else if wanted.copies > 0 && whole.is_anywhere() {
             consider(self.judge_copies(object, thing, wanted.copies, &whole, now));
         } else if wanted.copies > 0 {
             consider(self.judge_restoring(object, thing, wanted, now));
@@ -774,9 +801,11 @@ impl Plan {
         now: Duration,
     ) -> Verdict {
         let targets = self.targets_for(object, thing, copies.into());
-        let missing: Vec<_> = targets.iter().filter(|id| !whole.safe.contains(id)).copied().collect();
+        let is_missing = |id: &&NodeId| !whole.safe.contains(id) && !self.is_unknown(id);
+        let missing: Vec<_> = targets.iter().filter(is_missing).copied().collect();
+        let unknown = targets.iter().filter(|id| self.is_unknown(id)).count();
         let live = u8::try_from(whole.live).unwrap_or(u8::MAX);
-        if whole.safe.len() < usize::from(copies) {
+        if whole.safe.len() + unknown < usize::from(copies) {
             // What is away counts as a copy until its grace is over, so this is urgent only afterwards.
             let is_last = copies > 1 && whole.safe.len() <= 1 && live <= 1;
             let (health, class) =
@@ -798,7 +827,8 @@ impl Plan {
         }
         let is_pinned = matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.is_pinned);
         // Enough of them, all there, all where they belong, and this is none of them.
-        let are_there = targets.len() >= usize::from(copies) && targets.iter().all(|id| self.is_reachable(id));
+        let are_there =
+            targets.len() >= usize::from(copies) && targets.iter().all(|id| self.is_reachable(id));
         if whole.is_here(&self.me) && !targets.contains(&self.me) && are_there && !is_pinned {
             let provers = targets.iter().map(|id| (*object, *id)).collect();
             verdict.step = Some((Class::Trim, live, Job::Trim { piece: *object, provers }));
@@ -841,16 +871,12 @@ impl Plan {
         let (data, all) = (usize::from(coding.data), shards.len());
         let anywhere = looks.iter().filter(|look| look.is_anywhere()).count();
         let reachable = looks.iter().filter(|look| !look.sources.is_empty()).count();
-        if anywhere < data && !whole.is_anywhere() {
+        let targets = self.targets_for(object, thing, all);
+        let unknown = targets.iter().filter(|id| self.is_unknown(id)).count();
+        if anywhere + unknown < data && !whole.is_anywhere() {
             return Verdict::of(Health::Lost);
         }
-        let targets = self.targets_for(object, thing, all);
-        // With fewer nodes than shards, each has some, and none more than it must.
-        let most = all.div_ceil(targets.len().max(1));
-        let mut room: Vec<(NodeId, usize)> = targets
-            .iter()
-            .map(|id| (*id, most.saturating_sub(looks.iter().filter(|look| look.safe.contains(id)).count())))
-            .collect();
+        let (homes, mut room) = self.homes(&looks, &targets);
         let mut next = || {
             // The emptiest first, so that none has two while another has none; of these the best.
             let (_, at) = room.iter().enumerate().map(|(at, (_, room))| (Reverse(*room), at)).min()?;
@@ -859,22 +885,25 @@ impl Plan {
                 room[at].0
             })
         };
-        let missing: Vec<usize> = (0..all).filter(|index| looks[*index].safe.is_empty()).collect();
-        if !missing.is_empty() {
+        let homeless: Vec<usize> = (0..all).filter(|index| homes[*index].is_none()).collect();
+        if !homeless.is_empty() {
             let spare = u8::try_from(reachable.saturating_sub(data)).unwrap_or(u8::MAX);
-            let is_last = anywhere <= data && !whole.is_anywhere();
+            let is_last = all - homeless.len() <= data && !whole.is_anywhere();
             let (health, class) =
                 if is_last { (Health::Urgent, Class::Urgent) } else { (Health::Under, Class::Parity) };
             let mut verdict = Verdict::of(health);
-            // A shard that somebody has who does not count is copied and not computed.
+            // A shard that somebody has who does not count, or who has others too, is copied and not computed.
             let (there, lacking): (Vec<usize>, Vec<usize>) =
-                missing.iter().partition(|index| !looks[**index].sources.is_empty());
+                homeless.iter().partition(|index| !looks[**index].sources.is_empty());
             if let Some(index) = there.first() {
                 if let Some(to) = next() {
                     self.take_turn(thing, &looks[*index].sources, now, &mut verdict, || {
                         (class, spare, Job::Copy { piece: shards[*index], to })
                     });
                 }
+                return verdict;
+            }
+            if lacking.len() <= unknown {
                 return verdict;
             }
             let missing: Vec<(u8, NodeId)> =
@@ -896,35 +925,45 @@ impl Plan {
             return verdict;
         }
         let mut verdict = Verdict::of(Health::Met);
-        for (shard, look) in shards.iter().zip(&looks) {
+        for ((shard, look), home) in shards.iter().zip(&looks).zip(homes.into_iter().flatten()) {
             if !look.is_here(&self.me) {
                 continue;
             }
-            let others = look.safe.iter().filter(|id| **id != self.me && targets.contains(id));
-            let better = others.min_by_key(|id| targets.iter().position(|target| target == *id));
-            let my_place = targets.iter().position(|target| *target == self.me);
-            match better {
+            let is_placed = targets.contains(&home);
+            if home != self.me && is_placed && self.is_reachable(&home) && !wanted.is_pinned {
                 // Somebody else has it and should: this one is too many.
-                Some(id)
-                    if my_place.is_none_or(|mine| {
-                        targets.iter().position(|target| target == id).is_some_and(|place| place < mine)
-                    }) && self.is_reachable(id)
-                        && !wanted.is_pinned =>
-                {
-                    let provers = vec![(*shard, *id)];
-                    verdict.step = Some((Class::Trim, 0, Job::Trim { piece: *shard, provers }));
+                let provers = vec![(*shard, home)];
+                verdict.step = Some((Class::Trim, 0, Job::Trim { piece: *shard, provers }));
+                return verdict;
+            }
+            if home == self.me && !is_placed {
+                if let Some(to) = next() {
+                    verdict.step = Some((Class::Move, 0, Job::Copy { piece: *shard, to }));
                     return verdict;
                 }
-                None if my_place.is_none() => {
-                    if let Some(to) = next() {
-                        verdict.step = Some((Class::Move, 0, Job::Copy { piece: *shard, to }));
-                        return verdict;
-                    }
-                }
-                _ => {}
             }
         }
         verdict
+    }
+
+    /// Which of its holders each shard counts for, none of them for more shards than it must; and who has room for how many
+    /// more. With fewer nodes than shards, each has some.
+    fn homes(&self, looks: &[Look], targets: &[NodeId]) -> (Vec<Option<NodeId>>, Vec<(NodeId, usize)>) {
+        let most = looks.len().div_ceil(targets.len().max(1));
+        let mut load: BTreeMap<NodeId, usize> = BTreeMap::new();
+        let home = |look: &Look| {
+            let place = |id: &&NodeId| targets.iter().position(|target| target == *id).unwrap_or(usize::MAX);
+            let mut holders: Vec<&NodeId> = look.safe.iter().collect();
+            holders.sort_by_key(|id| (place(id), **id));
+            let found = holders.into_iter().find(|id| load.get(id).copied().unwrap_or(0) < most).copied();
+            if let Some(id) = found {
+                *load.entry(id).or_default() += 1;
+            }
+            found
+        };
+        let homes: Vec<Option<NodeId>> = looks.iter().map(home).collect();
+        let room = |id: &NodeId| (*id, most.saturating_sub(load.get(id).copied().unwrap_or(0)));
+        (homes, targets.iter().map(room).collect())
     }
 
     /// Does something if it is this node's turn, or says when it will be.
@@ -959,6 +998,14 @@ impl Plan {
 
     fn is_reachable(&self, id: &NodeId) -> bool {
         self.nodes.get(id).is_some_and(|known| known.node.presence != Presence::Away)
+    }
+
+    /// Whether nobody knows what this node has, and it may be back soon. Whoever was just started has not seen those who are
+    /// away; what belongs on them is not missing until their grace is over.
+    fn is_unknown(&self, id: &NodeId) -> bool {
+        self.nodes.get(id).is_some_and(|known| {
+            known.node.presence == Presence::Away && !known.is_given_up && !known.is_compared
+        })
     }
 
     /// Whether a copy on this node counts.
