@@ -394,6 +394,7 @@ impl World {
                 if (sources.iter().filter(good).count() as u64) < DATA || self.objects[&object].is_deleted {
                     Outcome::Failed
                 } else {
+                    let mut given = Outcome::Failed;
                     for (index, to) in missing {
                         let to = self.index[to];
                         if self.talk(at, to) {
@@ -401,9 +402,10 @@ impl World {
                             self.set(to, piece, Holding::Good);
                             let id = self.nodes[to].id;
                             self.ones[at].plan.on_held(id, piece, Holding::Good);
+                            given = Outcome::Done;
                         }
                     }
-                    Outcome::Done
+                    given
                 }
             }
             Job::Restore { .. } => Outcome::Failed,

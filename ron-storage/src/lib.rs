@@ -41,6 +41,7 @@
 //! | share it fairly between clients | [`Store::for_client`] |
 //! | change settings while it runs | [`Store::reload`] |
 //! | serve it over HTTP | the module `http`, with the feature `http` |
+//! | keep it on many nodes, as copies or shards | the modules `claims` and `repair`, with the features `net` and `erasure` |
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
 
 mod actor;

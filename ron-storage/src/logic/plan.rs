@@ -811,18 +811,26 @@ impl Plan {
             let (health, class) =
                 if is_last { (Health::Urgent, Class::Urgent) } else { (Health::Under, Class::Copies) };
             let mut verdict = Verdict::of(health);
-            if let Some(to) = missing.first() {
+            // Who belongs there and is away may be back soon; the last copy does not wait for that.
+            let there = missing.iter().find(|id| self.is_reachable(id)).copied();
+            let instead = || {
+                let others = self.place_there(object, thing, usize::from(copies) + whole.safe.len());
+                others.into_iter().find(|id| !whole.safe.contains(id))
+            };
+            if let Some(to) = there.or_else(|| is_last.then(instead).flatten()) {
                 self.take_turn(thing, &whole.sources, now, &mut verdict, || {
-                    (class, live, Job::Copy { piece: *object, to: *to })
+                    (class, live, Job::Copy { piece: *object, to })
                 });
             }
             return verdict;
         }
         let mut verdict = Verdict::of(Health::Met);
-        if let Some(to) = missing.first() {
-            self.take_turn(thing, &whole.sources, now, &mut verdict, || {
-                (Class::Move, live, Job::Copy { piece: *object, to: *to })
-            });
+        if !missing.is_empty() {
+            if let Some(to) = missing.iter().find(|id| self.is_reachable(id)).copied() {
+                self.take_turn(thing, &whole.sources, now, &mut verdict, || {
+                    (Class::Move, live, Job::Copy { piece: *object, to })
+                });
+            }
             return verdict;
         }
         let is_pinned = matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.is_pinned);
@@ -877,6 +885,14 @@ impl Plan {
             return Verdict::of(Health::Lost);
         }
         let (homes, mut room) = self.homes(&looks, &targets);
+        let homed = homes.iter().flatten().count();
+        let is_last = homed < all && homed <= data && !whole.is_anywhere();
+        room.retain(|(id, room)| *room > 0 && self.is_reachable(id));
+        if room.is_empty() && is_last {
+            // Who belongs there and is away may be back soon; the last shard does not wait for that.
+            let others = self.place_there(object, thing, 2 * all);
+            room = others.into_iter().filter(|id| !homes.contains(&Some(*id))).map(|id| (id, 1)).collect();
+        }
         let mut next = || {
             // The emptiest first, so that none has two while another has none; of these the best.
             let (_, at) = room.iter().enumerate().map(|(at, (_, room))| (Reverse(*room), at)).min()?;
@@ -888,7 +904,6 @@ impl Plan {
         let homeless: Vec<usize> = (0..all).filter(|index| homes[*index].is_none()).collect();
         if !homeless.is_empty() {
             let spare = u8::try_from(reachable.saturating_sub(data)).unwrap_or(u8::MAX);
-            let is_last = all - homeless.len() <= data && !whole.is_anywhere();
             let (health, class) =
                 if is_last { (Health::Urgent, Class::Urgent) } else { (Health::Under, Class::Parity) };
             let mut verdict = Verdict::of(health);
@@ -994,6 +1009,15 @@ impl Plan {
         let is_asked = |one: &&Candidate| !thing.declined.iter().any(|(id, _)| *id == one.id);
         let asked: Vec<_> = self.candidates.iter().filter(is_asked).copied().collect();
         place(&asked, object, count)
+    }
+
+    /// Where an object would belong if those who are away were not.
+    fn place_there(&self, object: &ContentId, thing: &Thing, count: usize) -> Vec<NodeId> {
+        let is_there = |one: &&Candidate| {
+            self.is_reachable(&one.id) && !thing.declined.iter().any(|(id, _)| *id == one.id)
+        };
+        let there: Vec<_> = self.candidates.iter().filter(is_there).copied().collect();
+        place(&there, object, count)
     }
 
     fn is_reachable(&self, id: &NodeId) -> bool {

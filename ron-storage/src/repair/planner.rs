@@ -70,9 +70,11 @@ impl Planner {
         let mut rate = yielding(&self.shared.settings);
         let (mut sum_at, mut forget_at, mut yield_at) = (now(), now() + FORGET_EVERY, now() + YIELD_EVERY);
         loop {
-            let wake = self.plan.wake_at().map(|at| (self.shared.born + at).max(now()));
+            // Before everybody was looked at, there is nothing to be planned.
+            let wake = self.plan.wake_at().filter(|_| self.has_looked);
+            let wake = wake.map(|at| (self.shared.born + at).max(now()));
             // While there is news to weigh, one turn at a time: others have theirs in between.
-            let weighing = self.plan.weighing() > 0;
+            let weighing = self.has_looked && self.plan.weighing() > 0;
             tokio::select! {
                 biased;
                 () = stop.requested() => return,
