@@ -18,7 +18,7 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 9] = [
+const SECTIONS: [Section; 10] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
@@ -28,6 +28,7 @@ const SECTIONS: [Section; 9] = [
     ("sessions", "many sessions on one node of the overlay", sections::sessions::run),
     ("store", "objects put and got on one disk", sections::store::run),
     ("serve", "verified objects over HTTP", sections::serve::run),
+    ("fetch", "objects from one store into another", sections::fetch::run),
 ];
 
 fn main() -> ExitCode {
@@ -46,6 +47,9 @@ fn main() -> ExitCode {
     }
     if arguments.first().is_some_and(|first| first == "--store-cell") {
         return finish(sections::store::child(&arguments[1..]));
+    }
+    if arguments.first().is_some_and(|first| first == "--fetch-cell") {
+        return finish(sections::fetch::child(&arguments[1..]));
     }
     if arguments.first().is_some_and(|first| first == "--gossip-cell") {
         return finish(sections::gossip::cell::child(&arguments[1..]));

@@ -7,6 +7,7 @@ pub(crate) mod quic;
 pub(crate) mod ron;
 pub(crate) mod stores;
 pub(crate) mod tls;
+pub(crate) mod transfer;
 
 use tokio_util::codec::LengthDelimitedCodec;
 

@@ -176,6 +176,8 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     // A store has all of its own from the start.
     let store = Store::builder().memory().start(&host).await.expect("memory is always there");
     assert!(store.ready().writes);
+    let links = ron_storage::peers::Links::start(&here, &host).expect("nobody else speaks it");
+    let _fetcher = ron_storage::fetch::Fetcher::new(links, &store);
 
     assert_eq!(metrics.inventory(), declared().with(Inventory::of(&[LINKS], &[], &[])));
     elsewhere.shutdown().await;

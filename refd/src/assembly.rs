@@ -20,12 +20,12 @@ use ron_core::{
 use ron_dht::{Dht, DhtError};
 use ron_overlay::Overlay;
 use ron_registry::{Registry, ReloadSource, net::Links};
-use ron_storage::{StorageError, Store};
+use ron_storage::{StorageError, Store, fetch::Fetcher, peers};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::{Config, ConfigError},
-    log,
+    log, providers,
     topics::{self, ByDht},
 };
 
@@ -48,6 +48,7 @@ pub(crate) struct Running {
     /// Keeps a log, its own or another's.
     pub(crate) registry: Registry,
     _links: Links,
+    _blobs: peers::Links,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -112,16 +113,22 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
 
     let token = tokens.path().to_owned();
     let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
+    // Everybody may read what it can name, and whoever has the token may offer.
+    let blobs = peers::Links::start(&endpoint, &host)?;
+    blobs.serve(&store, peers::Rules { writes: Some(Arc::clone(&tokens)), ..peers::Rules::default() });
+    let fetcher = Fetcher::new(blobs.clone(), &store);
+    let finder = Arc::new(providers::ByDht(dht.clone()));
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
     let of_store =
         ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
+    let of_store = of_store.merge(ron_storage::http::fetching(&fetcher, finder, Arc::clone(&tokens)));
     links.serve(&registry, Some(Arc::clone(&tokens)));
     let of_registry =
         ron_registry::http::router(&registry).merge(ron_registry::http::guarded(&registry, tokens));
     let of_overlay = ron_overlay::http::router(&overlay);
     let routes = of_store.nest("/dht", of_dht).nest("/overlay", of_overlay).nest("/registry", of_registry);
     admin.mount(routes);
-    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links })
+    Ok(Running { host, admin, token, endpoint, dht, overlay, store, registry, _links: links, _blobs: blobs })
 }
 
 /// An address that is taken, and where another is chosen.

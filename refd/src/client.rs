@@ -145,6 +145,10 @@ pub(crate) enum Request {
         /// Only these bytes, as in 0-99 or 100-; not into a file that may be continued.
         #[arg(long, value_name = "FIRST-LAST", value_parser = range, conflicts_with = "output")]
         range: Option<(u64, Option<u64>)>,
+        /// A node that has it. The node that is asked brings it from there if it does not have it; without this, from
+        /// whoever the DHT says provides it.
+        #[arg(long, value_name = "NODE_ID@IP:PORT")]
+        from: Option<String>,
         #[command(flatten)]
         target: Target,
     },
@@ -211,8 +215,13 @@ fn range(text: &str) -> Result<(u64, Option<u64>), String> {
 pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     match request {
         Request::Put { file, pin, buffered, target } => put(&file, pin, buffered, &target).await,
-        Request::Get { id, output: Some(output), target, .. } => get_file(id, &output, &target).await,
-        Request::Get { id, output: None, range, target } => get(id, range, &target).await,
+        Request::Get { id, output, range, from, target } => {
+            bring(id, from.as_deref(), &target).await?;
+            match output {
+                Some(output) => get_file(id, &output, &target).await,
+                None => get(id, range, &target).await,
+            }
+        }
         Request::Stat { id, target } => {
             let stat = target.client()?.stat(id, target.deadline()).await?;
             say_stat(&stat, target.json)
@@ -358,6 +367,22 @@ impl Stream for Reading {
         this.progress.moved(read as u64);
         space.truncate(read);
         Poll::Ready(Some(Ok(space.into())))
+    }
+}
+
+/// Lets the node bring an object that it does not have. Whoever has no token there is not helped, and is told that it is
+/// not there.
+async fn bring(id: ContentId, from: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {
+    let client = target.client()?;
+    match client.stat(id, target.deadline()).await {
+        Err(ClientError::NotFound { .. }) => {}
+        // Whatever else is wrong, getting it says.
+        _ => return Ok(()),
+    }
+    match client.fetch(id, from, target.deadline()).await {
+        Ok(_) | Err(ClientError::NotFound { .. }) => Ok(()),
+        Err(ClientError::Refused { status: 401 | 403 | 404, .. }) if from.is_none() => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

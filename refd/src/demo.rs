@@ -22,7 +22,14 @@ use ron_overlay::{Overlay, Subscription, Topic};
 use ron_registry::{
     LogTrust, Name, Outcome, Policy, ProofFile, Registry, Signer, net::Links, store::MemoryStore,
 };
-use ron_storage::{Store, client::Client};
+use ron_storage::{
+    Store,
+    client::Client,
+    fetch::{Fetcher, Finder as _},
+    peers,
+};
+
+use crate::providers::ByDht;
 
 const NODES: usize = 5;
 
@@ -69,6 +76,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let fetched = fetch(&server.url, content).await?;
     expect(fetched == HELLO.as_bytes(), "what e fetches is what b stored")?;
     println!("e fetches it from b over HTTP and verifies it against its name");
+    carry(&server.store, &nodes[1], &nodes[4], content).await?;
     govern(&nodes[1], &nodes[4], content).await?;
     let key = nodes[2].dht.put(b"a small value", soon()).await?;
     let value = nodes[4].dht.get(key, soon()).await?;
@@ -103,6 +111,20 @@ async fn start(name: char, seeds: Option<Contact>, is_client: bool) -> Result<No
     let news = overlay.topic("news").join(seeds, soon()).await?;
     let heard = news.subscribe(soon()).await?;
     Ok(Node { name, endpoint, dht, news, heard, host })
+}
+
+/// Another node brings the object into a store of its own, from whoever the DHT says provides it.
+async fn carry(store: &Store, node: &Node, other: &Node, content: ContentId) -> Result<(), Box<dyn Error>> {
+    let served = peers::Links::start(&node.endpoint, &node.host)?;
+    served.serve(store, peers::Rules::default());
+    let own = Store::builder().memory().start(&other.host).await?;
+    let fetcher = Fetcher::new(peers::Links::start(&other.endpoint, &other.host)?, &own);
+    let providers = ByDht(other.dht.clone()).find(content, soon()).await;
+    let fetched = fetcher.fetch(content, &providers, soon()).await?;
+    let bytes = own.get_bytes(content, fetched.stored.len, soon()).await?;
+    expect(bytes == HELLO.as_bytes(), "what is in the store of e is what b stored")?;
+    println!("{} brings it into its own store over ron/blob/1, group by group verified", other.name);
+    Ok(())
 }
 
 /// Two of three people decide what a name stands for; anybody can check that, and another node follows the log.

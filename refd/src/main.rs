@@ -7,6 +7,7 @@ mod config;
 mod demo;
 mod log;
 mod progress;
+mod providers;
 mod registry;
 mod topics;
 

@@ -261,6 +261,10 @@ async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
         tokio::time::sleep(LOOK_AT_STOP).await;
     }
     let was_busy = is_busy();
+    #[cfg(feature = "net")]
+    let is_settled = upkeep.settle_partials(&keeper.settings.load()).await;
+    #[cfg(not(feature = "net"))]
+    let is_settled = true;
     upkeep.sweep().await;
     upkeep.settle_doubts().await;
     let custody = keeper.custody.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -272,7 +276,7 @@ async fn close(keeper: &Keeper, upkeep: &mut Upkeep, stop: &Stop) {
         return;
     }
     let has_doubts = keeper.objects.holds.floor().is_some();
-    if was_busy || has_doubts || keeper.objects.large.has_doomed() {
+    if was_busy || has_doubts || !is_settled || keeper.objects.large.has_doomed() {
         return;
     }
     let Some(custody) = custody else { return };

@@ -241,6 +241,11 @@ struct Pinned {
     changed: bool,
 }
 
+#[derive(Deserialize)]
+struct FetchedThere {
+    received: u64,
+}
+
 fn named<'de, D: serde::Deserializer<'de>>(from: D) -> Result<ContentId, D::Error> {
     String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
@@ -513,6 +518,36 @@ impl Client {
         let pinned: Pinned =
             self.call("unpin", Method::DELETE, &format!("/pins/{id}"), Some(id), deadline).await?;
         Ok(pinned.changed)
+    }
+
+    /// Lets the server bring an object from other nodes: from the one named as `NODE_ID@IP:PORT`, or else from whoever it finds.
+    /// Returns how many bytes came; none if it was there.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn fetch(
+        &self,
+        id: ContentId,
+        from: Option<&str>,
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        // Of what a contact is written with, only the brackets of an address have to be told.
+        let is_plain =
+            |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"@.:,-".contains(&byte));
+        let from = from.map(|from| from.replace('[', "%5B").replace(']', "%5D"));
+        let query = match &from {
+            Some(from) if is_plain(&from.replace('%', "")) => format!("?from={from}"),
+            Some(from) => {
+                return Err(ClientError::Address {
+                    address: from.clone(),
+                    why: "it is no contact of a node",
+                });
+            }
+            None => String::new(),
+        };
+        let fetched: FetchedThere =
+            self.call("fetch", Method::POST, &format!("/fetch/{id}{query}"), Some(id), deadline).await?;
+        Ok(fetched.received)
     }
 
     /// What the server keeps.

@@ -518,6 +518,12 @@ impl Store {
     {
         let place = self.admit(&self.inner.put_streams, put.len.unwrap_or(0))?;
         let stored = deadline.limit("put", self.inner.write(&place, source, put, deadline)).await??;
+        self.note_stored(&stored);
+        Ok(stored)
+    }
+
+    /// Counts what was stored, and tells whoever listens.
+    pub(crate) fn note_stored(&self, stored: &Stored) {
         let counts = &self.inner.counts;
         if stored.existed {
             counts.put_existed.add(1);
@@ -526,7 +532,42 @@ impl Store {
             counts.written_bytes.add(stored.len);
             self.inner.events.publish(Event::Stored { id: stored.id, len: stored.len });
         }
-        Ok(stored)
+    }
+
+    /// If the object is here, does what a put of it would.
+    #[cfg(feature = "net")]
+    pub(crate) async fn put_known(
+        &self,
+        id: ContentId,
+        put: Put,
+        deadline: Deadline,
+    ) -> Result<Option<Stored>, StorageError> {
+        let settings = self.settings();
+        let known = self.inner.objects.put_known(id, put, &settings, deadline).await?;
+        Ok(known.map(|(len, durability)| {
+            let stored = Stored { id, len, durability, existed: true };
+            self.note_stored(&stored);
+            stored
+        }))
+    }
+
+    /// Whether an object of so many bytes would fit now.
+    #[cfg(feature = "net")]
+    pub(crate) fn check_fits(&self, len: u64) -> Result<(), StorageError> {
+        let settings = self.settings();
+        drop(self.inner.objects.reserve(len, &settings)?);
+        self.inner.objects.check_space(len, &settings)
+    }
+
+    #[cfg(feature = "net")]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    /// A place for an object that is fetched.
+    #[cfg(feature = "net")]
+    pub(crate) fn admit_put(&self) -> Result<Place, StorageError> {
+        self.admit(&self.inner.put_streams, 0)
     }
 
     /// Begins to read an object, or the part of it in `range`, whose end is cut at the object's. The deadline is for the
@@ -812,12 +853,12 @@ impl Store {
         let _pass = self.begin("have", deadline)?;
         let held = |id: &ContentId| match self.inner.objects.stat(id) {
             Some(stat) if !stat.is_quarantined => Held::Complete(stat.len),
-            _ => Held::Absent,
+            _ => self.inner.objects.partials.len_of(id).map_or(Held::Absent, Held::Partial),
         };
         Ok(ids.iter().map(held).collect())
     }
 
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "http", feature = "net"))]
     pub(crate) fn metrics(&self) -> &Metrics {
         self.group.metrics()
     }

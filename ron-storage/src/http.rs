@@ -12,6 +12,7 @@
 //! | `PUT`, `DELETE /pins/{id}` | pins an object, takes the pin back |
 //! | `GET /o?after=&limit=` | what there is, in the order of names |
 //! | `GET /usage` | how much there is |
+//! | `POST /fetch/{id}?from=` | brings an object from other nodes; with `fetching`, of the feature `net` |
 //! | `POST /gc?dry_run=`, `POST /scrub` | collects what is not pinned; reads everything to see whether it is still right |
 //!
 //! An id is `b3:` and 64 hex digits, or a CIDv1 of raw bytes and BLAKE3. What is refused is answered as
@@ -51,6 +52,8 @@
 mod answer;
 mod asking;
 mod digest;
+#[cfg(feature = "net")]
+mod fetching;
 mod manage;
 mod openapi;
 mod refusal;
@@ -67,6 +70,8 @@ use ron_core::{auth::Authorizer, http::Guard};
 
 use crate::Store;
 
+#[cfg(feature = "net")]
+pub use fetching::fetching;
 pub use openapi::document as openapi;
 
 /// The type of an answer with a proof.

@@ -24,12 +24,14 @@ use ron_core::{
 };
 use tokio::time::Instant;
 
+#[cfg(feature = "net")]
+use crate::logic::fetch::GroupMap;
 use crate::{
     StorageError,
     buffers::Buffers,
     error::of_disk,
     logic::{
-        proof::{GroupSet, proof_piece},
+        proof::{GroupSet, proof_of, proof_steps},
         tree::{Hash, NODE, Shape, TreeError, TreeHasher, check_groups, group_hashes},
     },
     planted::{Bug, is_planted},
@@ -137,6 +139,45 @@ impl Large {
         }
     }
 
+    /// Goes on with files that are there. Blocks.
+    #[cfg(feature = "net")]
+    pub(crate) fn reopen(self: &Arc<Self>, file: u64) -> Result<Ingest, DiskError> {
+        let data = self.disk.open(&self.path(file, "dat"), Access::Write)?;
+        let tree = match self.disk.open(&self.path(file, "tree"), Access::Write) {
+            Err(DiskError::NotFound { .. }) => OnceLock::new(),
+            tree => OnceLock::from(tree?),
+        };
+        self.ingests.fetch_add(1, Ordering::AcqRel);
+        let doom = Doom { large: Arc::clone(self), file: Some(file) };
+        Ok(Ingest { data, tree, doom, began: now() })
+    }
+
+    /// Those of the groups that are said to be there which really are. Blocks.
+    #[cfg(feature = "net")]
+    pub(crate) fn check_map(
+        &self,
+        (file, id, len): (u64, &ContentId, u64),
+        said: &GroupMap,
+    ) -> Result<GroupMap, StorageError> {
+        let opened = match self.open_files(file) {
+            Err(DiskError::NotFound { .. }) => return Ok(GroupMap::new(said.groups())),
+            opened => opened.map_err(of_disk)?,
+        };
+        let (shape, mut map) = (Shape::of(len), GroupMap::new(said.groups()));
+        for group in (0..said.groups()).filter(|group| said.has(*group)) {
+            let nodes = opened.nodes(shape, group..group + 1).map_err(of_disk)?;
+            let Ok(hashes) = group_hashes(id, shape, group..group + 1, &nodes[..]) else { continue };
+            let at = shape.group(group);
+            let mut content = self.buffers.take(span(&at));
+            let read = opened.data.read_at(at.start, content.as_mut()).map_err(of_disk)?;
+            content.truncate(read);
+            if check_groups(shape, group, &hashes, content.as_ref()).is_ok() {
+                map.mark(group);
+            }
+        }
+        Ok(map)
+    }
+
     /// The bytes asked for, once they are seen to be those of the object. `is_fresh` reads the tree again even where it is
     /// known. Blocks.
     pub(crate) fn read(
@@ -163,16 +204,18 @@ impl Large {
             check_groups(shape, groups.start, hashes, content.as_ref()).map_err(of_tree)?;
             Ok(content.freeze())
         };
-        if proof.is_some() || is_fresh {
+        if let Some(wanted) = proof {
+            let nodes = opened.nodes(shape, groups.clone()).map_err(of_disk)?;
+            let steps = proof_steps(id, shape, wanted, groups.clone(), &nodes[..]).map_err(of_tree)?;
+            // A piece lies in one of the wanted ranges, so each of its groups is a step.
+            let hashes: Vec<Hash> = steps.iter().map(|step| step.hash).collect();
+            let content = content(&hashes)?;
+            return proof_of(shape, groups.start, &steps, &content).map_err(of_tree);
+        }
+        if is_fresh {
             let nodes = opened.nodes(shape, groups.clone()).map_err(of_disk)?;
             let hashes = group_hashes(id, shape, groups.clone(), &nodes[..]).map_err(of_tree)?;
-            let content = content(&hashes)?;
-            return match proof {
-                Some(wanted) => {
-                    proof_piece(id, shape, wanted, groups.clone(), &nodes[..], &content).map_err(of_tree)
-                }
-                None => Ok(part(&content, &whole, bytes)),
-            };
+            return Ok(part(&content(&hashes)?, &whole, bytes));
         }
         let mut hashes = Vec::with_capacity(span(&groups));
         while let Some(next) = Some(groups.start + hashes.len() as u64).filter(|next| *next < groups.end) {
@@ -241,10 +284,7 @@ impl Large {
             }
             state.dooms
         };
-        let opened = Arc::new(Opened {
-            data: self.disk.open(&self.path(file, "dat"), Access::Read)?,
-            tree: self.disk.open(&self.path(file, "tree"), Access::Read)?,
-        });
+        let opened = Arc::new(self.open_files(file)?);
         let mut state = self.state.lock();
         if let Some(found) = state.find(file) {
             // Two missed it at once, and one is enough: a second would stay when the object goes, and hold its space.
@@ -259,6 +299,13 @@ impl Large {
         drop(state);
         drop(closed);
         Ok(opened)
+    }
+
+    fn open_files(&self, file: u64) -> Result<Opened, DiskError> {
+        Ok(Opened {
+            data: self.disk.open(&self.path(file, "dat"), Access::Read)?,
+            tree: self.disk.open(&self.path(file, "tree"), Access::Read)?,
+        })
     }
 
     /// Says that nobody needs a file any more. It goes with the next [`sweep`](Self::sweep).
@@ -473,6 +520,24 @@ impl Ingest {
         let len = tree.shape.size();
         self.tree()?.write_at(0, &header(&tree.id, len)).map_err(of_disk)?;
         Ok((tree.id, len))
+    }
+
+    /// Writes nodes where they belong, those that lie side by side together. Blocks.
+    #[cfg(feature = "net")]
+    pub(crate) fn write_nodes_at(&self, mut nodes: Vec<(u64, [u8; 64])>) -> Result<(), StorageError> {
+        nodes.sort_unstable_by_key(|(place, _)| *place);
+        nodes.dedup_by_key(|(place, _)| *place);
+        for run in nodes.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
+            let bytes: Vec<u8> = run.iter().flat_map(|(_, node)| *node).collect();
+            self.tree()?.write_at(HEADER as u64 + run[0].0 * NODE, &bytes).map_err(of_disk)?;
+        }
+        Ok(())
+    }
+
+    /// Says whose tree it is. Blocks.
+    #[cfg(feature = "net")]
+    pub(crate) fn write_header(&self, id: &ContentId, len: u64) -> Result<(), StorageError> {
+        self.tree()?.write_at(0, &header(id, len)).map_err(of_disk)
     }
 
     /// Makes what is written so far durable, so that little is left for the end. Blocks.

@@ -43,6 +43,8 @@
 //! | serve it over HTTP | the module `http`, with the feature `http` |
 //! | keep it on many nodes, as copies or shards | the modules `claims` and `repair`, with the features `net` and `erasure` |
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
+//! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
+//! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
 
 mod actor;
 mod buffers;
@@ -51,6 +53,8 @@ pub mod claims;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
+#[cfg(feature = "net")]
+pub mod fetch;
 mod handle;
 mod holds;
 #[cfg(feature = "http")]
@@ -63,6 +67,8 @@ pub mod logic;
 mod metrics;
 mod objects;
 mod opening;
+#[cfg(feature = "net")]
+mod partial;
 #[cfg(feature = "net")]
 pub mod peers;
 #[cfg(feature = "planted-bugs")]
@@ -107,10 +113,8 @@ pub fn inventory() -> ron_core::Inventory {
     ];
     #[cfg(feature = "net")]
     {
-        lanes.push(peers::LINKS);
-        lanes.extend([repair::REPAIRS, repair::HEARD, repair::EVENTS]);
-        locks.push(peers::OFFERS);
-        locks.extend([claims::CLAIMS, repair::PROMISES]);
+        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS, repair::REPAIRS, repair::HEARD, repair::EVENTS]);
+        locks.extend([peers::OFFERS, partial::PARTIALS, claims::CLAIMS, repair::PROMISES]);
     }
     let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
     #[cfg(feature = "net")]

@@ -4,6 +4,8 @@
 pub mod claims;
 #[cfg(all(test, feature = "net"))]
 mod cluster;
+#[cfg(feature = "net")]
+pub mod fetch;
 pub mod inventory;
 #[cfg(feature = "net")]
 pub mod manifest;

@@ -19,6 +19,10 @@ counters! {
     UNREADABLE = "unreadable", "found_by", "Objects that the disk could not read";
     REFUSED_WRITES = "refused_writes", "reason", "Puts refused for want of space";
     REVOKED = "streams_revoked", "", "Streams that stood still and lost their place";
+    FETCHES = "fetches", "result", "Objects fetched from peers, by how that ended";
+    FETCHED_BYTES = "fetched_bytes", "", "Verified bytes that came from peers";
+    FETCH_DUPLICATE_BYTES = "fetch_duplicate_bytes", "", "Verified bytes that came from two peers";
+    FETCH_DROPPED = "fetch_peers_dropped", "reason", "Peers that a fetch gave up";
     COLLECTED = "collected", "", "Objects that garbage collection deleted";
     COMPACTED_BYTES = "compacted_bytes", "", "Bytes of the journal that compaction gave back";
 }
@@ -48,6 +52,14 @@ pub(crate) const COMMIT_SECONDS: HistogramSpec = HistogramSpec {
     name: "commit_seconds",
     help: "From the last byte of a put to its acknowledgement",
     buckets: &[0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0],
+};
+
+/// How long a fetch takes.
+#[cfg(feature = "net")]
+pub(crate) const FETCH_SECONDS: HistogramSpec = HistogramSpec {
+    name: "fetch_seconds",
+    help: "One object from its peers into the store",
+    buckets: &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0],
 };
 
 /// How long a step of upkeep holds others up.

@@ -32,7 +32,7 @@ use crate::{
     holds::{Doubt, Hold, Holds},
     large::{Ingest, Large},
     logic::{
-        proof::{GroupSet, proof_piece},
+        proof::{GroupSet, proof_of, proof_steps},
         records::{Note, SMALL},
         table::{Entry, Home, Spot, Table},
         tree::{Shape, Tree},
@@ -75,6 +75,11 @@ pub(crate) struct Objects {
     pub(crate) holds: Arc<Holds>,
     pub(crate) touched: Touched,
     pub(crate) large: Arc<Large>,
+    #[cfg(feature = "net")]
+    pub(crate) partials: Arc<crate::partial::Partials>,
+    /// Who fetches which object: one at a time, and the others wait for it.
+    #[cfg(feature = "net")]
+    pub(crate) fetching: Arc<Holds>,
     pub(crate) journal: Journal,
     pub(crate) reader: journal::Reader,
     pub(crate) disk: Arc<dyn Disk>,
@@ -107,6 +112,8 @@ pub(crate) struct Objects {
 pub(crate) struct Parts {
     pub(crate) table: Table,
     pub(crate) large: Arc<Large>,
+    #[cfg(feature = "net")]
+    pub(crate) partials: Arc<crate::partial::Partials>,
     pub(crate) journal: Journal,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) dir: PathBuf,
@@ -129,6 +136,11 @@ struct Append<'a> {
 
 impl Objects {
     pub(crate) fn new(parts: Parts, events: Feed<Event>, upkeep: Lane<Errand>, metrics: &Metrics) -> Self {
+        #[cfg(feature = "net")]
+        let (partials, (partial_bytes, partial_objects)) =
+            (Arc::clone(&parts.partials), parts.partials.totals());
+        #[cfg(not(feature = "net"))]
+        let (partial_bytes, partial_objects) = (0, 0);
         let Parts { table, large, journal, disk, dir, store, is_durable, end, spawner, .. } = parts;
         Objects {
             #[cfg(feature = "net")]
@@ -137,6 +149,10 @@ impl Objects {
             holds: Holds::new(metrics),
             touched: Touched::new(metrics, now()),
             large,
+            #[cfg(feature = "net")]
+            partials,
+            #[cfg(feature = "net")]
+            fetching: Holds::new(metrics),
             reader: journal.reader(),
             journal,
             disk,
@@ -148,8 +164,8 @@ impl Objects {
             spawner,
             acknowledged: AtomicU64::new(end.number()),
             synced: AtomicU64::new(end.number()),
-            reserved_bytes: AtomicU64::new(0),
-            reserved_objects: AtomicU64::new(0),
+            reserved_bytes: AtomicU64::new(partial_bytes),
+            reserved_objects: AtomicU64::new(partial_objects),
             trusted_room: AtomicU64::new(0),
             owes_notes: AtomicBool::new(false),
             full: metrics.tally(REFUSED_WRITES, "full"),
@@ -267,12 +283,17 @@ impl Objects {
         };
         let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
         let Some(wanted) = proof else { return Ok(content.slice(at(bytes.start)..at(bytes.end))) };
+        // Its name is the hash of all of it, and that was checked.
+        if Shape::of(entry.len).groups() == 1 {
+            return Ok(content);
+        }
         let tree = Tree::of(&content);
         let groups = tree.shape.covering(bytes.clone());
         let whole =
             at(tree.shape.group(groups.start).start)..at(tree.shape.group(groups.end.saturating_sub(1)).end);
-        let piece =
-            proof_piece(&entry.id, Shape::of(entry.len), wanted, groups, &tree.nodes[..], &content[whole]);
+        let first = groups.start;
+        let steps = proof_steps(&entry.id, tree.shape, wanted, groups, &tree.nodes[..]);
+        let piece = steps.and_then(|steps| proof_of(tree.shape, first, &steps, &content[whole]));
         piece.map_err(|_| corrupt)
     }
 
@@ -332,13 +353,19 @@ impl Objects {
             return Err(StorageError::TooLarge { key: "object_bytes_max", limit: settings.object_bytes_max });
         }
         self.check_length(len, settings)?;
-        // Not spent: each piece asks again, and others may have been quicker.
+        self.check_space(len, settings)?;
+        let is_new = put.expect.is_some_and(|id| self.entry(&id).is_none());
+        if is_new { self.reserve(len, settings).map(Some) } else { Ok(None) }
+    }
+
+    /// Refuses at once what the disk has no room for. Nothing is spent: each piece asks again, and others may have been
+    /// quicker.
+    pub(crate) fn check_space(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
         let free = self.disk.free_space().unwrap_or(u64::MAX);
         if free < settings.reserve_bytes.saturating_add(len) {
             return Err(self.counted(StorageError::Full));
         }
-        let is_new = put.expect.is_some_and(|id| self.entry(&id).is_none());
-        if is_new { self.reserve(len, settings).map(Some) } else { Ok(None) }
+        Ok(())
     }
 
     /// Refuses at once an object that is longer than all together may be. Whether there is room for it beside the others is
@@ -347,7 +374,13 @@ impl Objects {
         settings.check_quota(0, 0, len).map_err(|error| self.counted(error))
     }
 
-    fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
+    /// Gives back what was kept for so many bytes of an object.
+    #[cfg(feature = "net")]
+    pub(crate) fn unreserve(&self, len: u64) {
+        drop(Reserved { objects: self, len });
+    }
+
+    pub(crate) fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
         // Under the lock, so that two who come at once do not both take the last place.
         let table = self.table.lock();
         let totals = table.totals();
@@ -753,6 +786,12 @@ pub(crate) struct Reserved<'a> {
 impl Reserved<'_> {
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Keeps it until [`Objects::unreserve`].
+    #[cfg(feature = "net")]
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
     }
 }
 

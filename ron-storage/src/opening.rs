@@ -137,12 +137,19 @@ pub(crate) async fn open(
         .map_err(of_journal)?;
 
     let large = Large::new(&site.disk, &site.dir, group.metrics());
+    #[cfg(feature = "net")]
+    let partials = crate::partial::Partials::new(&site.disk, &site.dir, &large, group.metrics());
     let load = {
-        let (site, large, reader) = (site.clone(), Arc::clone(&large), journal.reader());
+        let (site, reader) = (site.clone(), journal.reader());
+        let files = Files {
+            large: Arc::clone(&large),
+            #[cfg(feature = "net")]
+            partials: Arc::clone(&partials),
+        };
         // Of the journal that was there nothing is left, and one was begun in its place.
         let is_new = recovered.discarded.is_some()
             && reader.segments().first().map(|first| first.sequence) == recovered.discarded;
-        move || load(&site, store, &large, &reader, was_clean, is_new)
+        move || load(&site, store, &files, &reader, was_clean, is_new)
     };
     let (table, mut end, adopted, mut opened) = group.blocking("storage_open", deadline, load).await??;
     for some in adopted.chunks(ADOPTED_STEP) {
@@ -162,6 +169,8 @@ pub(crate) async fn open(
     let parts = Parts {
         table,
         large,
+        #[cfg(feature = "net")]
+        partials,
         journal,
         disk,
         dir,
@@ -173,6 +182,13 @@ pub(crate) async fn open(
         book,
     };
     Ok((parts, custody, opened))
+}
+
+/// What lies beside the journal.
+struct Files {
+    large: Arc<Large>,
+    #[cfg(feature = "net")]
+    partials: Arc<crate::partial::Partials>,
 }
 
 /// Locks the directory and looks what it is. Says whether the last stop was clean.
@@ -301,11 +317,12 @@ fn make_store(disk: &dyn Disk, dir: &Path, seed: Option<u64>) -> Result<[u8; 16]
 fn load(
     site: &Site,
     store: [u8; 16],
-    large: &Large,
+    files: &Files,
     reader: &journal::Reader,
     was_clean: bool,
     is_new: bool,
 ) -> Result<(Table, Spot, Vec<Entry>, Opened), StorageError> {
+    let large = &*files.large;
     let mut opened = Opened::default();
     let (table, from) = match index::load(&*site.disk, &site.dir, &store, reader) {
         Ok((header, table)) => {
@@ -337,8 +354,14 @@ fn load(
     // may as well be an object whose record was there.
     if opened.damaged > 0 || is_new {
         adopted = adopt(large, &mut table, &orphans, &mut opened)?;
-    } else if !was_clean {
-        opened.swept = large.sweep_unknown(&table.files()).map_err(of_disk)?;
+    }
+    let is_swept = opened.damaged == 0 && !is_new && !was_clean;
+    #[allow(unused_mut, reason = "there is more with the feature `net`")]
+    let mut kept = table.files();
+    #[cfg(feature = "net")]
+    kept.extend(files.partials.load(&table).map_err(of_disk)?);
+    if is_swept {
+        opened.swept = large.sweep_unknown(&kept).map_err(of_disk)?;
     }
     opened.objects = table.totals().objects;
     Ok((table, end, adopted, opened))

@@ -24,7 +24,7 @@
 //! let links = Links::start(&here, &host)?;
 //! let peer = Contact { id: there.node_id(), addrs: there.local_addrs().into() }.into();
 //! assert_eq!(links.have(&peer, &[id], soon()).await?.held, [Held::Complete(5)]);
-//! let want = Want { id, ranges: vec![] };
+//! let want = Want::all(id);
 //! let mut groups = Groups::new(&want, u64::MAX, links.get(&peer, &want, soon()).await?);
 //! assert_eq!(groups.next().await?.unwrap().bytes, "hello");
 //! # host.shutdown().await;
@@ -344,10 +344,23 @@ impl Groups {
     pub fn new(want: &Want, len_max: u64, pieces: Pieces) -> Self {
         let reader = if want.ranges.is_empty() {
             ProofReader::whole(want.id, len_max)
+        } else if want.with_last {
+            ProofReader::ranges_and_last(want.id, want.ranges.iter().cloned(), len_max)
         } else {
             ProofReader::ranges(want.id, want.ranges.iter().cloned(), len_max)
         };
         Groups { pieces, reader, arrived: BytesMut::new(), is_over: false }
+    }
+
+    /// Keeps the nodes of the tree too.
+    pub(crate) fn with_nodes(mut self) -> Self {
+        self.reader = self.reader.with_nodes();
+        self
+    }
+
+    /// The nodes that were checked since the last call.
+    pub(crate) fn take_nodes(&mut self) -> Vec<(u64, [u8; 64])> {
+        self.reader.take_nodes()
     }
 
     /// What the peer says that the object's length is. It is proven once the last group was.

@@ -104,6 +104,12 @@ impl Proof {
         let share = u64::from(self.place.share(settings.stream_bytes_max, settings.chunk_bytes, 1));
         let groups = rest.start..rest.end.min(rest.start + (share / GROUP).max(1));
         let bytes = self.shape.group(groups.start).start..self.shape.group(groups.end - 1).end;
+        // One group is proven by its name alone.
+        if self.shape.groups() == 1 {
+            if let Some(bytes) = self.inner.objects.read_cached(&self.id, &bytes) {
+                return Ok((1, Box::pin(std::future::ready(Ok(bytes)))));
+            }
+        }
         let read = Read { id: self.id, bytes, proof: Some(Arc::clone(&self.wanted)) };
         let (inner, deadline) = (Arc::clone(&self.inner), Deadline::after(settings.read_timeout));
         let pending = Box::pin(async move { inner.gets.call("get", read, deadline).await? });

@@ -107,7 +107,7 @@ const HEALTHS: [GaugeSpec; 5] = [
 ];
 
 /// How often the rate of repair follows the readers.
-const YIELD_EVERY: Duration = Duration::from_millis(100);
+const YIELD_EVERY: Duration = Duration::from_millis(500);
 
 /// A node that keeps objects, as the host knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -70,6 +70,9 @@ pub struct Settings {
     /// What was put less than this long ago, whether or not it was here before, is not collected: whoever puts has so long
     /// to pin. Default ten minutes.
     pub collect_grace: Duration,
+    /// How long what was fetched of an object is kept after the last try, so that the next one goes on with it. Default a
+    /// day.
+    pub partial_keep: Duration,
     /// How long running work may take after a stop. Default 5 s, from 1 to 5.
     pub drain: Duration,
 }
@@ -111,6 +114,7 @@ impl Default for Settings {
             upkeep_bytes_per_second: 64 << 20,
             scrub_every: None,
             collect_grace: Duration::from_secs(600),
+            partial_keep: Duration::from_secs(86_400),
             drain: Duration::from_secs(5),
         }
     }

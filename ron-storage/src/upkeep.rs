@@ -119,6 +119,8 @@ impl Upkeep {
     /// whether there is another one, so that this `goes_on` as soon as errands are done.
     pub(crate) async fn tick(&mut self, settings: &Settings, goes_on: bool) -> bool {
         self.mark(settings);
+        #[cfg(feature = "net")]
+        self.sweep_partials(settings).await;
         self.sweep().await;
         self.settle_doubts().await;
         self.write_owed_notes().await;
@@ -182,6 +184,25 @@ impl Upkeep {
             let large = Arc::clone(&self.objects.large);
             let _ = self.objects.spawner.blocking("sweep", soon(), move || large.sweep()).await;
         }
+    }
+
+    /// Drops what was fetched of objects that nobody came back for.
+    #[cfg(feature = "net")]
+    async fn sweep_partials(&self, settings: &Settings) {
+        let (partials, keep) = (Arc::clone(&self.objects.partials), settings.partial_keep);
+        if partials.has_left(keep) {
+            let swept = self.objects.spawner.blocking("sweep", soon(), move || partials.sweep(keep)).await;
+            swept.into_iter().flatten().for_each(|len| self.objects.unreserve(len));
+        }
+    }
+
+    /// Leaves what was fetched so that the next start finds it without a look at all files. Says whether that went well.
+    #[cfg(feature = "net")]
+    pub(crate) async fn settle_partials(&self, settings: &Settings) -> bool {
+        self.sweep_partials(settings).await;
+        let partials = Arc::clone(&self.objects.partials);
+        let settled = self.objects.spawner.blocking("settle", soon(), move || partials.settle()).await;
+        matches!(settled, Ok(Ok(())))
     }
 
     /// Finds out what became of what somebody was called off from writing.

@@ -6,6 +6,8 @@
 mod claims;
 #[path = "../fuzz/bodies/ids.rs"]
 mod ids;
+#[path = "../fuzz/bodies/messages.rs"]
+mod messages;
 #[path = "../fuzz/bodies/proof.rs"]
 mod proof;
 #[path = "../fuzz/bodies/range.rs"]
@@ -41,6 +43,11 @@ fn claims() {
 #[test]
 fn ids() {
     replay("ids", 2000, 1..80, ids::ids);
+}
+
+#[test]
+fn messages() {
+    replay("messages", 2000, 1..120, messages::messages);
 }
 
 #[test]

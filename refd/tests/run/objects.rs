@@ -247,3 +247,34 @@ fn a_download_is_finished_before_the_stop() {
     let body = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
     assert!(answer[body..] == content, "{} of {}", answer.len() - body, content.len());
 }
+
+/// What a node does not have it brings from one that has: from the one that is named, or from whoever the DHT says provides it.
+#[test]
+fn a_node_brings_what_others_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let one = Daemon::start(&first, &[]);
+    let other = Daemon::start(&second, &[&one.seed]);
+    let file = dir.path().join("file");
+    let mut ids = Vec::new();
+    for len in [2_000_000, 70_000] {
+        std::fs::write(&file, content(len)).unwrap();
+        ids.push(said(refd(&one, &first, &["put", file.to_str().unwrap()])).trim_end().to_owned());
+    }
+    let got = refd(&other, &second, &["get", &ids[0], "--from", &one.seed]).output().unwrap();
+    assert!(got.status.success(), "{}", String::from_utf8_lossy(&got.stderr));
+    assert!(got.stdout == content(2_000_000));
+    assert!(said(refd(&other, &second, &["stat", &ids[0]])).contains("2000000"), "it has it now");
+
+    let token = std::fs::read_to_string(first.join("token")).unwrap();
+    one.eventually("/dht/status", |answer| answer.contains("\"peers\":1"));
+    let authorization = format!("Authorization: Bearer {}\r\n", token.trim());
+    let provided = one.ask("POST", &format!("/dht/provide/{}", ids[1]), &authorization);
+    assert!(provided.starts_with("HTTP/1.1 200"), "{provided}");
+    let got = refd(&other, &second, &["get", &ids[1]]).output().unwrap();
+    assert!(got.status.success(), "{}", String::from_utf8_lossy(&got.stderr));
+    assert!(got.stdout == content(70_000));
+    // Nobody has this one.
+    let nowhere = format!("b3:{}", "0".repeat(64));
+    assert_eq!(code(&refd(&other, &second, &["get", &nowhere]).output().unwrap()), 3);
+}

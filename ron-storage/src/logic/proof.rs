@@ -157,22 +157,37 @@ pub fn proof_piece<N: Nodes + ?Sized>(
     nodes: &N,
     bytes: &[u8],
 ) -> Result<Bytes, TreeError> {
-    let begin = shape.group(groups.start).start;
+    let first = groups.start;
     let steps = proof_steps(id, shape, wanted, groups, nodes)?;
+    for step in &steps {
+        let group = group_in(shape, first, step.group, bytes)?;
+        if group_hash(step.group, shape.groups() == 1, group) != step.hash {
+            return Err(TreeError::Group { offset: shape.group(step.group).start });
+        }
+    }
+    proof_of(shape, first, &steps, bytes)
+}
+
+/// The piece of a proof that these steps are, of groups from `first` on whose bytes were checked already.
+///
+/// # Errors
+/// [`TreeError::Group`] if there are not enough bytes.
+pub fn proof_of(shape: Shape, first: u64, steps: &[ProofStep], bytes: &[u8]) -> Result<Bytes, TreeError> {
     let room: usize = steps.iter().map(|step| step.nodes.len()).sum();
     let mut piece = BytesMut::with_capacity(bytes.len() + room);
     for step in steps {
-        let at = shape.group(step.group);
-        let wrong = TreeError::Group { offset: at.start };
-        let within = |offset: u64| usize::try_from(offset - begin).map_err(|_| wrong);
-        let group = bytes.get(within(at.start)?..within(at.end)?).ok_or(wrong)?;
-        if group_hash(step.group, shape.groups() == 1, group) != step.hash {
-            return Err(wrong);
-        }
         piece.put_slice(&step.nodes);
-        piece.put_slice(group);
+        piece.put_slice(group_in(shape, first, step.group, bytes)?);
     }
     Ok(piece.freeze())
+}
+
+/// The bytes of a group, out of those from the group `first` on.
+fn group_in(shape: Shape, first: u64, group: u64, bytes: &[u8]) -> Result<&[u8], TreeError> {
+    let (begin, at) = (shape.group(first).start, shape.group(group));
+    let wrong = TreeError::Group { offset: at.start };
+    let within = |offset: u64| usize::try_from(offset - begin).map_err(|_| wrong);
+    bytes.get(within(at.start)?..within(at.end)?).ok_or(wrong)
 }
 
 /// A group out of a proof, checked.
@@ -193,6 +208,8 @@ pub struct ProofReader {
     asked: Asked,
     size_max: u64,
     state: Reading,
+    /// The nodes that were checked, and where in the outboard they belong, for whoever keeps them.
+    nodes: Option<Vec<(u64, [u8; 64])>>,
 }
 
 /// What a reader expects, known as groups only when the size is.
@@ -200,6 +217,8 @@ pub struct ProofReader {
 enum Asked {
     All,
     Bytes(Vec<Range<u64>>),
+    /// These, and the last group.
+    BytesAndLast(Vec<Range<u64>>),
     Suffix(u64),
 }
 
@@ -214,20 +233,45 @@ impl ProofReader {
     /// For a proof of the whole object `id`, which may have `size_max` bytes.
     #[must_use]
     pub fn whole(id: ContentId, size_max: u64) -> Self {
-        ProofReader { id, asked: Asked::All, size_max, state: Reading::Header }
+        ProofReader::new(id, Asked::All, size_max)
+    }
+
+    fn new(id: ContentId, asked: Asked, size_max: u64) -> Self {
+        ProofReader { id, asked, size_max, state: Reading::Header, nodes: None }
+    }
+
+    /// For a proof of these ranges of the object and of its last group, which proves how long it is.
+    #[must_use]
+    pub fn ranges_and_last(
+        id: ContentId,
+        bytes: impl IntoIterator<Item = Range<u64>>,
+        size_max: u64,
+    ) -> Self {
+        ProofReader::new(id, Asked::BytesAndLast(bytes.into_iter().collect()), size_max)
+    }
+
+    /// Keeps the nodes it checks, for [`take_nodes`](Self::take_nodes).
+    #[must_use]
+    pub fn with_nodes(mut self) -> Self {
+        self.nodes = Some(Vec::new());
+        self
+    }
+
+    /// The nodes that were checked since the last call, each with its place in the outboard.
+    pub fn take_nodes(&mut self) -> Vec<(u64, [u8; 64])> {
+        self.nodes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// For a proof of these ranges of the object, cut at its end.
     #[must_use]
     pub fn ranges(id: ContentId, bytes: impl IntoIterator<Item = Range<u64>>, size_max: u64) -> Self {
-        let bytes = bytes.into_iter().collect();
-        ProofReader { id, asked: Asked::Bytes(bytes), size_max, state: Reading::Header }
+        ProofReader::new(id, Asked::Bytes(bytes.into_iter().collect()), size_max)
     }
 
     /// For a proof of the last `len` bytes of the object.
     #[must_use]
     pub fn suffix(id: ContentId, len: u64, size_max: u64) -> Self {
-        ProofReader { id, asked: Asked::Suffix(len), size_max, state: Reading::Header }
+        ProofReader::new(id, Asked::Suffix(len), size_max)
     }
 
     /// What the proof says the object is. The bytes that were yielded are proven whatever it says; the size itself is
@@ -283,6 +327,9 @@ impl ProofReader {
                     if !branch.is_group() {
                         let Some(node) = arrived.first_chunk::<64>() else { return Ok(None) };
                         let (left, right) = branch.open(node, &expected)?;
+                        if let Some(nodes) = &mut self.nodes {
+                            nodes.push((branch.place(), *node));
+                        }
                         let _ = arrived.split_to(64);
                         let halves = branch.halves();
                         below.pop();
@@ -313,6 +360,10 @@ impl ProofReader {
         let wanted = match &self.asked {
             Asked::All => GroupSet::all(shape),
             Asked::Bytes(bytes) => GroupSet::covering(shape, bytes.iter().cloned()),
+            Asked::BytesAndLast(bytes) => {
+                let last = size.saturating_sub(1)..size.max(1);
+                GroupSet::covering(shape, bytes.iter().cloned().chain(iter::once(last)))
+            }
             Asked::Suffix(len) => GroupSet::covering(shape, iter::once(size.saturating_sub(*len)..size)),
         };
         if wanted.is_empty() {

@@ -67,6 +67,22 @@ pub struct Want {
     pub id: ContentId,
     /// Which bytes of it, widened to whole groups; all of it if there are none.
     pub ranges: Vec<Range<u64>>,
+    /// Whether the last group is wanted too. It proves how long the object is.
+    pub with_last: bool,
+}
+
+impl Want {
+    /// All of an object.
+    #[must_use]
+    pub fn all(id: ContentId) -> Self {
+        Want { id, ranges: Vec::new(), with_last: false }
+    }
+
+    /// A part of an object.
+    #[must_use]
+    pub fn part(id: ContentId, ranges: Vec<Range<u64>>) -> Self {
+        Want { id, ranges, with_last: false }
+    }
 }
 
 /// An object that somebody is to take.
@@ -261,13 +277,16 @@ impl Want {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         written(64 + 20 * self.ranges.len(), |cbor| {
-            let keys = if self.ranges.is_empty() { 1 } else { 2 };
+            let keys = 1 + u64::from(!self.ranges.is_empty()) + u64::from(self.with_last);
             cbor.map(keys)?.u64(0)?.bytes(self.id.as_bytes())?;
             if !self.ranges.is_empty() {
                 cbor.u64(1)?.array(2 * self.ranges.len() as u64)?;
                 for range in &self.ranges {
                     cbor.u64(range.start)?.u64(range.end)?;
                 }
+            }
+            if self.with_last {
+                cbor.u64(2)?.bool(true)?;
             }
             cbor.ok()
         })
@@ -278,7 +297,7 @@ impl Want {
     /// # Errors
     /// A [`CborFault`].
     pub fn decode(body: &[u8]) -> Result<Self, CborFault> {
-        let (mut id, mut ends) = (None, Vec::new());
+        let (mut id, mut ends, mut with_last) = (None, Vec::new(), false);
         read_only_map(body, |key, cbor| {
             match key {
                 0 => id = Some(ContentId::from_bytes(read_array(cbor, "id")?)),
@@ -289,6 +308,7 @@ impl Want {
                         return Err(CborFault::Malformed);
                     }
                 }
+                2 => with_last = cbor.bool()?,
                 _ => return Ok(false),
             }
             Ok::<bool, CborFault>(true)
@@ -299,7 +319,7 @@ impl Want {
         if !is_paired || ranges.iter().any(Range::is_empty) {
             return Err(CborFault::OutOfRange { what: "ranges" });
         }
-        Ok(Want { id: required(id, 0)?, ranges })
+        Ok(Want { id: required(id, 0)?, ranges, with_last })
     }
 }
 
@@ -454,7 +474,7 @@ pub fn write_parts(parts: &[Part]) -> Bytes {
                 Part::Listed(ids) => cbor.bytes(&joined(ids))?.ok()?,
                 Part::Cut(parts) => {
                     cbor.array(2 * PARTS as u64)?;
-                    for told in parts {
+                    for told in &**parts {
                         cbor.u64(told.count)?.bytes(&told.fingerprint)?;
                     }
                 }
@@ -490,7 +510,7 @@ pub fn read_parts(body: &[u8]) -> Result<Vec<Part>, CborFault> {
                             for told in &mut told {
                                 *told = read_told(cbor)?;
                             }
-                            Ok(Part::Cut(told))
+                            Ok(Part::Cut(Box::new(told)))
                         }
                     })?);
             }
@@ -524,8 +544,10 @@ mod tests {
         let holding = Holding { is_durable: true, held };
         assert_eq!(Holding::decode(&holding.encode()), Ok(holding));
         for ranges in [vec![], vec![0..1, 9..u64::MAX]] {
-            let want = Want { id: id(1), ranges };
-            assert_eq!(Want::decode(&want.encode()), Ok(want));
+            for with_last in [false, true] {
+                let want = Want { id: id(1), ranges: ranges.clone(), with_last };
+                assert_eq!(Want::decode(&want.encode()), Ok(want));
+            }
         }
         let offer = Offer { id: id(1), len: 9, claim: Bytes::from_static(b"claim") };
         assert_eq!(Offer::decode(&offer.encode()), Ok(offer));
@@ -560,7 +582,7 @@ mod tests {
         assert_eq!(read_have(&write_have(&many)), Err(CborFault::TooMany { what: "ids" }));
         assert_eq!(read_have(b"\xa1\x00\x43abc"), Err(CborFault::Malformed));
         assert_eq!(read_have(b"\xa0"), Err(CborFault::Missing { key: 0 }));
-        let want = |ranges| Want::decode(&Want { id: id(1), ranges }.encode());
+        let want = |ranges| Want::decode(&Want::part(id(1), ranges).encode());
         assert_eq!(want(vec![5..9; RANGES_MAX + 1]), Err(CborFault::TooMany { what: "ranges" }));
         assert_eq!(want(vec![5..5]), Err(CborFault::OutOfRange { what: "ranges" }));
         let claim = Bytes::from(vec![0; CLAIM_BYTES_MAX + 1]);

@@ -1,31 +1,29 @@
 //! What a node answers its peers.
 
-use std::{
-    collections::BTreeMap,
-    pin::Pin,
-    sync::atomic::{AtomicU64, Ordering},
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_core::Stream;
 use ron_core::{
     ClientKey, ContentId, Deadline, Lock, LockSpec, Metrics, NodeId, Snapshot,
     auth::{Action, Authorizer, Credentials},
     net::{
+        BoxFuture,
         oap::Code,
-        rpc::{Fault, Handling, Request, Service},
+        rpc::{Fault, Handling, Request, Service, Session},
     },
 };
 
 use super::{
-    Decline, Groups, Holding, Offer, PeerError, Rules, Want, answer,
+    Decline, Holding, Offer, PeerError, Pieces, Rules, Want, answer,
     links::{Arriving, GET, about},
 };
 use crate::{
     Durability, Put, StorageError, Store,
-    logic::wire::{self, Taking, method},
+    fetch::{Engine, FetchError, Source, Telling, into_store},
+    logic::{
+        fetch::Patience,
+        wire::{self, Taking, method},
+    },
 };
 
 pub(crate) const OFFERS: LockSpec = LockSpec::new("ron-storage", "offers", 690)
@@ -34,11 +32,17 @@ pub(crate) const OFFERS: LockSpec = LockSpec::new("ron-storage", "offers", 690)
 /// How often one who takes an object says how far it is.
 const NEWS_EVERY: Duration = Duration::from_secs(2);
 
+/// How long who offers an object may be silent, and how often it may fail.
+const PATIENCE: Patience =
+    Patience { hedge_after: Duration::from_secs(1), stall_max: Duration::from_secs(20), tries_max: 2 };
+
 /// What a node answers with.
 #[derive(Clone)]
 struct Served {
     store: Store,
     rules: Rules,
+    /// What is counted when an object is taken.
+    telling: Arc<Telling>,
 }
 
 pub(super) struct Serving {
@@ -52,7 +56,8 @@ impl Serving {
     }
 
     pub(super) fn serve(&self, store: Store, rules: Rules) {
-        self.served.replace(Some(Served { store, rules }));
+        let telling = Arc::new(Telling::new(&store));
+        self.served.replace(Some(Served { store, rules, telling }));
     }
 
     /// Whether an object could be sent.
@@ -96,7 +101,7 @@ impl Service for Serving {
         let Some(served) = (*self.served.load()).clone() else {
             return Handling::Done(Err(Fault::new(Code::Unavailable, "no store is served here")));
         };
-        let Served { store, rules } = served;
+        let Served { store, rules, telling } = served;
         // Before anything is queued.
         let (action, asked) = match request.method() {
             method::HAVE | method::GET | method::INVENTORY => ("storage.read", &rules.reads),
@@ -106,7 +111,8 @@ impl Service for Serving {
         };
         let is_read = action == "storage.read";
         let is_trusted = rules.trusts.as_ref().is_some_and(|trusts| trusts(&request.peer()));
-        if !is_trusted && !(is_read && asked.is_none()) {
+        let is_open = is_read && asked.is_none();
+        if !is_trusted && !is_open {
             let is_offered = || {
                 let want = Want::decode(request.body());
                 request.method() == method::GET
@@ -123,7 +129,9 @@ impl Service for Serving {
             method::HAVE => Handling::Done(have(&store, &request)),
             method::INVENTORY => Handling::Done(inventory(&store, &request)),
             method::GET => Handling::Pending(Box::pin(async move { get(&store, &request).await })),
-            method::PUSH => Handling::Pending(Box::pin(async move { take(&store, &rules, &request).await })),
+            method::PUSH => {
+                Handling::Pending(Box::pin(async move { take(&store, &rules, &request, &telling).await }))
+            }
             _ => Handling::Pending(Box::pin(async move {
                 let (from, body) = (request.peer(), request.body().clone());
                 let told = rules.policy.claims(from, body, request.deadline()).await;
@@ -177,9 +185,13 @@ fn inventory(store: &Store, request: &Request) -> Result<Bytes, Fault> {
 }
 
 async fn get(store: &Store, request: &Request) -> Result<Bytes, Fault> {
-    let Want { id, mut ranges } = Want::decode(request.body()).map_err(malformed)?;
+    let Want { id, mut ranges, with_last } = Want::decode(request.body()).map_err(malformed)?;
     if ranges.is_empty() {
         ranges.push(0..u64::MAX);
+    }
+    if with_last {
+        let len = store.readable(id, request.deadline()).map_err(fault)?.len;
+        ranges.push(len.saturating_sub(1)..len.max(1));
     }
     let mut proof = store.get_proof(id, &ranges, request.deadline()).await.map_err(fault)?;
     let mut piece = proof.next().await.map_err(fault)?.unwrap_or_default();
@@ -195,10 +207,15 @@ async fn get(store: &Store, request: &Request) -> Result<Bytes, Fault> {
 }
 
 /// Takes an object that a peer offers: gets it from there, over the link on which it was offered.
-async fn take(store: &Store, rules: &Rules, request: &Request) -> Result<Bytes, Fault> {
+async fn take(
+    store: &Store,
+    rules: &Rules,
+    request: &Request,
+    telling: &Arc<Telling>,
+) -> Result<Bytes, Fault> {
     let offer = Offer::decode(request.body()).map_err(malformed)?;
     let taken = match rules.policy.judge(request.peer(), &offer) {
-        Ok(()) => receive(store, rules, request, &offer).await?,
+        Ok(()) => receive(store, rules, request, &offer, telling).await?,
         Err(decline) => Err(decline),
     };
     Ok(taken.unwrap_or_else(Taking::Declined).encode())
@@ -209,16 +226,27 @@ async fn receive(
     rules: &Rules,
     request: &Request,
     offer: &Offer,
+    telling: &Arc<Telling>,
 ) -> Result<Result<Taking, Decline>, Fault> {
-    let way = AtomicU64::new(0);
-    let put = Put { expect: Some(offer.id), len: Some(offer.len), ..Put::default() };
-    // Silence ends it: the source may stand still for as long as the store lets it.
-    let stored = store.put_with(Source::new(request, offer, &way), put, Deadline::after(Deadline::LONGEST));
-    // The peer waits for as long as it is told how far this is.
+    let settings = store.settings();
+    let limit = settings.object_bytes_max;
+    if offer.len > limit {
+        return Ok(Err(Decline::TooLarge { limit }));
+    }
+    // Before anything comes. It is kept for it once it has begun.
+    let is_here = store.readable(offer.id, request.deadline()).is_ok();
+    if let (false, Err(error)) = (is_here, store.check_fits(offer.len)) {
+        return declined(error.into());
+    }
+    // Silence ends it, here and there.
+    let until = Deadline::after(Deadline::LONGEST);
+    let source = Box::new(Back { session: request.session() });
+    let engine = Engine::new(offer.id, source, PATIENCE, offer.len, telling, until);
+    let stored = into_store(store, engine, Put::default(), until);
+    // The peer waits for as long as it is told that this goes on.
     let news = async {
         loop {
-            let under = Taking::Under { way: way.load(Ordering::Relaxed) };
-            request.send(under.encode()).await?;
+            request.send(Taking::Under { way: 0 }.encode()).await?;
             tokio::time::sleep(NEWS_EVERY).await;
         }
     };
@@ -228,7 +256,7 @@ async fn receive(
         gone = news => return gone,
     };
     let stored = match stored {
-        Ok(stored) => stored,
+        Ok(fetched) => fetched.stored,
         Err(error) => return declined(error),
     };
     if let Err(decline) = rules.policy.keep(request.peer(), offer, request.deadline()).await {
@@ -238,54 +266,37 @@ async fn receive(
     Ok(Ok(Taking::Stored { is_durable, existed: stored.existed }))
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<Groups, PeerError>> + Send>>;
-
-/// The bytes of an object that a peer offers. It is asked for them when they are wanted: not at all, if the object is here.
-struct Source<'a> {
-    opening: Opening,
-    groups: Option<Groups>,
-    way: &'a AtomicU64,
+/// Asks the one who offers.
+struct Back {
+    session: Session,
 }
 
-impl<'a> Source<'a> {
-    fn new(request: &Request, offer: &Offer, way: &'a AtomicU64) -> Self {
-        let (session, id, len) = (request.session(), offer.id, offer.len);
-        let opening = Box::pin(async move {
-            let want = Want { id, ranges: Vec::new() };
-            let asked = session.open(GET, &want.encode(), Deadline::after(Deadline::LONGEST)).await;
-            let chunks = asked.map_err(|error| about(id, error))?;
-            Ok(Groups::new(&want, len, Box::pin(Arriving { id, chunks })))
-        });
-        Source { opening, groups: None, way }
+impl Source for Back {
+    fn get(&self, _: usize, want: Want, deadline: Deadline) -> BoxFuture<'static, Result<Pieces, PeerError>> {
+        let session = self.session.clone();
+        Box::pin(async move {
+            let asked = session.open(GET, &want.encode(), deadline).await;
+            let chunks = asked.map_err(|error| about(want.id, error))?;
+            Ok(Box::pin(Arriving { id: want.id, chunks }) as Pieces)
+        })
+    }
+
+    fn ids(&self) -> Vec<NodeId> {
+        vec![self.session.peer()]
     }
 }
 
-impl Stream for Source<'_> {
-    type Item = Result<Bytes, PeerError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        if this.groups.is_none() {
-            this.groups = Some(ready!(this.opening.as_mut().poll(cx))?);
-        }
-        let groups = this.groups.as_mut().expect("just opened");
-        let group = ready!(groups.poll_next(cx))?;
-        Poll::Ready(group.map(|group| {
-            this.way.fetch_add(group.bytes.len() as u64, Ordering::Relaxed);
-            Ok(group.bytes)
-        }))
-    }
-}
-
-fn declined(error: StorageError) -> Result<Result<Taking, Decline>, Fault> {
+fn declined(error: FetchError) -> Result<Result<Taking, Decline>, Fault> {
     let reason = error.to_string();
     Ok(Err(match error {
-        StorageError::Busy { what, retry_after } => return Err(Fault::busy(what, retry_after)),
-        StorageError::Quota { .. } => Decline::Quota,
-        StorageError::Full => Decline::Full,
-        StorageError::TooLarge { limit, .. } => Decline::TooLarge { limit },
-        StorageError::Source { message } => Decline::Source { reason: message },
-        StorageError::Mismatch { .. } | StorageError::Timeout { .. } => Decline::Source { reason },
+        FetchError::Busy { what, retry_after } => return Err(Fault::busy(what, retry_after)),
+        FetchError::Store(StorageError::Quota { .. }) => Decline::Quota,
+        FetchError::Store(StorageError::Full) => Decline::Full,
+        FetchError::Store(StorageError::TooLarge { limit, .. }) => Decline::TooLarge { limit },
+        FetchError::AllFailed { peers } => {
+            let error = peers.into_iter().find_map(|peer| peer.error);
+            Decline::Source { reason: error.map_or(reason, |error| error.to_string()) }
+        }
         // Its words are for the owner of the disk.
         _ => {
             tracing::debug!(reason, "not taken");

@@ -1,5 +1,7 @@
 //! Doing what was planned: copying, rebuilding, trimming, dropping.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use ron_core::{ContentId, Deadline, NodeId, now};
 
@@ -16,6 +18,10 @@ use crate::{
 
 /// The longest object that is read into memory from other nodes at once.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
+
+/// What giving a piece to another node may take, and for each second more how many bytes have to have come.
+const GIVING: Duration = Duration::from_secs(20);
+const SLOWEST: u64 = 1 << 20;
 
 /// Why something was not done.
 #[derive(Debug)]
@@ -107,6 +113,9 @@ async fn give(
 ) -> Result<(), Trouble> {
     let peer = shared.peer(&to).ok_or(Trouble::Refused("it is gone"))?;
     let offer = Offer { id: piece, len, claim: telling::told(shared, &object) };
+    // Whoever is silent for that long is not waited for: others wait for this worker.
+    let patience = GIVING + Duration::from_secs(len / SLOWEST);
+    let deadline = if deadline.remaining() > patience { Deadline::after(patience) } else { deadline };
     let failed = |error| Trouble::Peer(to, piece, error);
     shared.peers.push(&peer, &offer, deadline).await.map_err(failed)?;
     read_back(shared, &peer, piece, len, deadline).await.map_err(failed)?;
@@ -124,7 +133,7 @@ async fn read_back(
 ) -> Result<(), PeerError> {
     let at = shared.draw() % len.max(1);
     let range = at..(at + 1).min(len);
-    let want = Want { id: piece, ranges: if range.is_empty() { Vec::new() } else { vec![range] } };
+    let want = Want::part(piece, if range.is_empty() { Vec::new() } else { vec![range] });
     let mut groups = Groups::new(&want, len, shared.peers.get(peer, &want, deadline).await?);
     while groups.next().await?.is_some() {}
     Ok(())
@@ -138,7 +147,7 @@ async fn fetch(
     len_max: u64,
     deadline: Deadline,
 ) -> Result<Bytes, PeerError> {
-    let want = Want { id: piece, ranges: Vec::new() };
+    let want = Want::all(piece);
     let mut groups = Groups::new(&want, len_max, shared.peers.get(peer, &want, deadline).await?);
     let mut content = BytesMut::new();
     while let Some(group) = groups.next().await? {

@@ -1,0 +1,416 @@
+//! Objects of which a part has been fetched: kept from one try to the next, and over a restart.
+//!
+//! The bytes and the tree lie where those of a large object do, under a number of their own, so that the last group makes
+//! an object of them without a copy. A note beside them says which object it will be and which groups are there. It is written
+//! after they are synced, so what it says is on the disk; and after a restart it is checked all the same, group by group,
+//! before anything is built on it. What nobody comes back for is swept.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    ContentId, Lock, LockSpec, Metrics,
+    disk::{self, Access, Disk, DiskError},
+    now,
+};
+use tokio::time::Instant;
+
+use crate::{
+    StorageError,
+    error::of_disk,
+    large::{Ingest, Large},
+    logic::{fetch::GroupMap, table::Table, tree::Shape},
+};
+
+pub(crate) const PARTIALS: LockSpec = LockSpec::new("ron-storage", "partials", 704)
+    .guards("of which objects a part is kept; held while one comes or goes");
+
+const DIR: &str = "partial";
+const KIND: &str = "part";
+const MAGIC: [u8; 8] = *b"\x89RONP\r\n\x1a";
+const VERSION: u16 = 1;
+const HEADER: usize = 64;
+const SUM: usize = 32;
+
+/// What is kept of objects that are not complete.
+pub(crate) struct Partials {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    large: Arc<Large>,
+    shelf: Lock<Shelf>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    kept: BTreeMap<ContentId, Kept>,
+    /// Those that became objects, or cannot: their notes are still there. With the length for which room is still kept.
+    over: Vec<(u64, Option<u64>)>,
+}
+
+/// A part of an object.
+#[derive(Debug, Clone)]
+struct Kept {
+    file: u64,
+    len: u64,
+    map: GroupMap,
+    /// Whether the map was read from the disk and nobody looked yet whether it is true.
+    is_said: bool,
+    /// How many groups the note says.
+    noted: u64,
+    /// Whether somebody is at it; or since when nobody is.
+    is_used: bool,
+    left: Instant,
+}
+
+impl Partials {
+    pub(crate) fn new(disk: &Arc<dyn Disk>, dir: &Path, large: &Arc<Large>, metrics: &Metrics) -> Arc<Self> {
+        Arc::new(Partials {
+            disk: Arc::clone(disk),
+            dir: dir.join(DIR),
+            large: Arc::clone(large),
+            shelf: Lock::new(PARTIALS, Shelf::default(), metrics),
+        })
+    }
+
+    /// Finds what was left, and returns the numbers of the files that belong to it. Blocks.
+    pub(crate) fn load(&self, table: &Table) -> Result<HashSet<u64>, DiskError> {
+        let entries = match self.disk.list(&self.dir) {
+            Err(DiskError::NotFound { .. }) => return Ok(HashSet::new()),
+            entries => entries?,
+        };
+        disk::sweep_temporary(&*self.disk, &self.dir)?;
+        let (known, mut files) = (table.files(), HashSet::new());
+        for entry in entries.iter().filter(|entry| entry.is_file && entry.name.ends_with(KIND)) {
+            let path = self.dir.join(&entry.name);
+            let found = self.read(&path)?;
+            let found = found.filter(|(id, kept)| {
+                let is_here = table.get(id).is_some_and(|entry| !entry.is_bad);
+                !is_here && !known.contains(&kept.file) && self.path(kept.file) == path
+            });
+            let Some((id, kept)) = found else {
+                self.disk.remove(&path)?;
+                continue;
+            };
+            self.large.skip_to(kept.file.saturating_add(1));
+            files.insert(kept.file);
+            if let Some(other) = self.shelf.lock().kept.insert(id, kept) {
+                self.large.doom(other.file);
+            }
+        }
+        Ok(files)
+    }
+
+    fn read(&self, path: &Path) -> Result<Option<(ContentId, Kept)>, DiskError> {
+        let file = self.disk.open(path, Access::Read)?;
+        let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
+        let read = file.read_at(0, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(decode(&bytes))
+    }
+
+    fn path(&self, file: u64) -> PathBuf {
+        self.dir.join(format!("{file:016x}.{KIND}"))
+    }
+
+    /// How long an object is of which a part is here.
+    pub(crate) fn len_of(&self, id: &ContentId) -> Option<u64> {
+        self.shelf.lock().kept.get(id).map(|kept| kept.len)
+    }
+
+    /// Bytes and objects that all of them will be.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let shelf = self.shelf.lock();
+        (shelf.kept.values().map(|kept| kept.len).sum(), shelf.kept.len() as u64)
+    }
+
+    /// What is known of an object of which a part is here and nobody is at it.
+    pub(crate) fn map_of(&self, id: &ContentId) -> Option<(u64, GroupMap)> {
+        let shelf = self.shelf.lock();
+        shelf.kept.get(id).filter(|kept| !kept.is_used).map(|kept| (kept.len, kept.map.clone()))
+    }
+
+    /// Begins a part of an object. Only one may be at it at a time. Blocks.
+    pub(crate) fn begin(self: &Arc<Self>, id: ContentId, len: u64) -> Result<Partial, StorageError> {
+        let ingest = self.large.begin()?;
+        let (file, map) = (ingest.file(), GroupMap::new(Shape::of(len).groups()));
+        let kept = Kept { file, len, map, is_said: false, noted: 0, is_used: true, left: now() };
+        self.shelf.lock().kept.insert(id, kept);
+        Ok(Partial::new(self, id, len, ingest))
+    }
+
+    /// Goes on with a part of an object. What was read from the disk is checked first. Blocks.
+    pub(crate) fn resume(self: &Arc<Self>, id: ContentId) -> Result<Option<Partial>, StorageError> {
+        let Some(Kept { file, len, map, is_said, .. }) = self.take(&id) else { return Ok(None) };
+        let ingest = match self.large.reopen(file) {
+            Ok(ingest) => ingest,
+            Err(DiskError::NotFound { .. }) => {
+                self.end(&id, Some(len));
+                return Ok(None);
+            }
+            Err(error) => {
+                self.leave(&id);
+                return Err(of_disk(error));
+            }
+        };
+        if is_said {
+            let checked = self.large.check_map((file, &id, len), &map);
+            let checked = checked.inspect_err(|_| self.leave(&id))?;
+            if let Some(kept) = self.shelf.lock().kept.get_mut(&id) {
+                (kept.map, kept.is_said) = (checked, false);
+            }
+        }
+        Ok(Some(Partial::new(self, id, len, ingest)))
+    }
+
+    fn take(&self, id: &ContentId) -> Option<Kept> {
+        let mut shelf = self.shelf.lock();
+        let kept = shelf.kept.get_mut(id).filter(|kept| !kept.is_used)?;
+        kept.is_used = true;
+        Some(kept.clone())
+    }
+
+    /// Nobody is at it any more.
+    fn leave(&self, id: &ContentId) {
+        if let Some(kept) = self.shelf.lock().kept.get_mut(id) {
+            (kept.is_used, kept.left) = (false, now());
+        }
+    }
+
+    /// Nothing is kept of it any more: it is an object now, or never will be. Its note goes with the next sweep, and then the
+    /// room that is still kept for it is given back.
+    fn end(&self, id: &ContentId, reserved: Option<u64>) {
+        let mut shelf = self.shelf.lock();
+        if let Some(kept) = shelf.kept.remove(id) {
+            shelf.over.push((kept.file, reserved));
+        }
+    }
+
+    fn remove_note(&self, file: u64) {
+        match self.disk.remove(&self.path(file)) {
+            Ok(()) | Err(DiskError::NotFound { .. }) => {}
+            Err(error) => tracing::warn!(file, %error, "a note of what was fetched could not be removed"),
+        }
+    }
+
+    /// Drops what nobody came back to for so long, and what has nothing in it. Returns the lengths for which room was
+    /// kept. Blocks.
+    pub(crate) fn sweep(&self, keep: Duration) -> Vec<u64> {
+        let over = std::mem::take(&mut self.shelf.lock().over);
+        over.iter().for_each(|(file, _)| self.remove_note(*file));
+        let mut left = Vec::new();
+        self.shelf.lock().kept.retain(|_, kept| {
+            let goes = kept.is_left(keep);
+            if goes {
+                left.push((kept.file, kept.len));
+            }
+            !goes
+        });
+        for (file, _) in &left {
+            // The note first: without it the rest is swept after a crash.
+            self.remove_note(*file);
+            self.large.doom(*file);
+        }
+        left.into_iter().map(|(_, len)| len).chain(over.into_iter().filter_map(|(_, len)| len)).collect()
+    }
+
+    /// Whether there is something to sweep.
+    pub(crate) fn has_left(&self, keep: Duration) -> bool {
+        let shelf = self.shelf.lock();
+        !shelf.over.is_empty() || shelf.kept.values().any(|kept| kept.is_left(keep))
+    }
+
+    /// Writes down what is there and not noted, before a clean stop after which nobody looks for files. Blocks.
+    pub(crate) fn settle(&self) -> Result<(), StorageError> {
+        let is_owed = |kept: &Kept| !kept.is_used && kept.map.marked() != kept.noted;
+        let owed: Vec<(ContentId, Kept)> = {
+            let shelf = self.shelf.lock();
+            shelf
+                .kept
+                .iter()
+                .filter(|(_, kept)| is_owed(kept))
+                .map(|(id, kept)| (*id, kept.clone()))
+                .collect()
+        };
+        for (id, Kept { file, len, map, .. }) in owed {
+            let ingest = self.large.reopen(file).map_err(of_disk)?;
+            let noted = self.note(&ingest, &id, len, &map);
+            ingest.keep();
+            noted?;
+        }
+        Ok(())
+    }
+
+    /// Makes files durable, and then the note that says what is in them. Blocks.
+    fn note(&self, ingest: &Ingest, id: &ContentId, len: u64, map: &GroupMap) -> Result<(), StorageError> {
+        ingest.sync()?;
+        match self.disk.make_dir(&self.dir) {
+            Ok(()) => {
+                self.disk.sync_dir(self.dir.parent().unwrap_or(Path::new(""))).map_err(of_disk)?;
+            }
+            Err(DiskError::AlreadyExists { .. }) => {}
+            Err(error) => return Err(of_disk(error)),
+        }
+        let file = ingest.file();
+        disk::replace(&*self.disk, &self.path(file), &encode(id, file, len, map)).map_err(of_disk)?;
+        if let Some(kept) = self.shelf.lock().kept.get_mut(id) {
+            kept.noted = map.marked();
+        }
+        Ok(())
+    }
+}
+
+impl Kept {
+    /// Whether nobody is at it, and nobody will be.
+    fn is_left(&self, keep: Duration) -> bool {
+        let is_old = now().saturating_duration_since(self.left) >= keep;
+        !self.is_used && (self.map.marked() == 0 || is_old)
+    }
+}
+
+impl fmt::Debug for Partials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Partials({})", self.shelf.lock().kept.len())
+    }
+}
+
+fn encode(id: &ContentId, file: u64, len: u64, map: &GroupMap) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + map.as_bytes().len() + SUM);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION.to_be_bytes());
+    bytes.extend_from_slice(&[0; 6]);
+    bytes.extend_from_slice(id.as_bytes());
+    bytes.extend_from_slice(&file.to_be_bytes());
+    bytes.extend_from_slice(&len.to_be_bytes());
+    bytes.extend_from_slice(map.as_bytes());
+    let sum = blake3::hash(&bytes);
+    bytes.extend_from_slice(sum.as_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<(ContentId, Kept)> {
+    let (body, sum) = bytes.split_last_chunk::<SUM>()?;
+    let (header, map) = body.split_first_chunk::<HEADER>()?;
+    let is_ours = header[..8] == MAGIC && header[8..10] == VERSION.to_be_bytes();
+    if !is_ours || blake3::hash(body) != *sum {
+        return None;
+    }
+    let number = |at: usize| header[at..].first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
+    let (file, len) = (number(48)?, number(56)?);
+    let map = GroupMap::from_bytes(Shape::of(len).groups(), map)?;
+    let id = ContentId::from_bytes(*header[16..].first_chunk()?);
+    let noted = map.marked();
+    Some((id, Kept { file, len, map, is_said: true, noted, is_used: false, left: now() }))
+}
+
+/// A part of an object that somebody is at. Dropping it keeps what is there for the next.
+pub(crate) struct Partial {
+    partials: Arc<Partials>,
+    id: ContentId,
+    len: u64,
+    /// Taken when it becomes an object.
+    ingest: Option<Ingest>,
+}
+
+/// A group on its way to the disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrived {
+    pub(crate) group: u64,
+    pub(crate) bytes: Bytes,
+}
+
+impl Partial {
+    fn new(partials: &Arc<Partials>, id: ContentId, len: u64, ingest: Ingest) -> Self {
+        Partial { partials: Arc::clone(partials), id, len, ingest: Some(ingest) }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn ingest(&self) -> Result<&Ingest, StorageError> {
+        self.ingest.as_ref().ok_or(StorageError::Canceled)
+    }
+
+    /// What is written.
+    pub(crate) fn map(&self) -> GroupMap {
+        let shelf = self.partials.shelf.lock();
+        shelf.kept.get(&self.id).map_or_else(|| GroupMap::new(0), |kept| kept.map.clone())
+    }
+
+    /// Writes groups and the nodes that came with them. Blocks.
+    pub(crate) fn write(&self, groups: &[Arrived], nodes: Vec<(u64, [u8; 64])>) -> Result<(), StorageError> {
+        let (ingest, shape) = (self.ingest()?, Shape::of(self.len));
+        for arrived in groups {
+            ingest.write(shape.group(arrived.group).start, &arrived.bytes)?;
+        }
+        ingest.write_nodes_at(nodes)?;
+        if let Some(kept) = self.partials.shelf.lock().kept.get_mut(&self.id) {
+            for arrived in groups {
+                kept.map.mark(arrived.group);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what is written so far durable, and then the note that says so. Blocks.
+    pub(crate) fn checkpoint(&self) -> Result<(), StorageError> {
+        // What is written after this look may be durable too, and is not said to be.
+        let map = self.map();
+        self.partials.note(self.ingest()?, &self.id, self.len, &map)
+    }
+
+    /// Ends the tree of what is complete, and hands its files over to become an object. Blocks.
+    pub(crate) fn finish(&self) -> Result<(), StorageError> {
+        self.ingest()?.write_header(&self.id, self.len)
+    }
+
+    /// The files, once nobody writes to them.
+    pub(crate) fn hand_over(&mut self) -> Option<Arc<Ingest>> {
+        self.ingest.take().map(Arc::new)
+    }
+
+    /// It is an object now, or never will be, and nobody keeps room for it.
+    pub(crate) fn end(self) {
+        self.partials.end(&self.id, None);
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        match self.ingest.take() {
+            Some(ingest) => {
+                ingest.keep();
+                self.partials.leave(&self.id);
+            }
+            // Whoever was about to make an object of it was called off, or is done.
+            None => self.partials.end(&self.id, Some(self.len)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_is_written() {
+        let (id, mut map) = (ContentId::of(b"x"), GroupMap::new(100));
+        map.mark(3);
+        map.mark(99);
+        let bytes = encode(&id, 7, 100 * 65_536 - 5, &map);
+        let (found, kept) = decode(&bytes).expect("ours");
+        assert_eq!((found, kept.file, kept.len, &kept.map), (id, 7, 100 * 65_536 - 5, &map));
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert!(decode(&other).is_none(), "{at}");
+            assert!(decode(&bytes[..at]).is_none(), "{at}");
+        }
+    }
+}
