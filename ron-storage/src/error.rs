@@ -88,6 +88,26 @@ pub enum StorageError {
         /// The object.
         id: ContentId,
     },
+    /// Somebody claims the object. Its owners delete it with a tombstone.
+    #[error("{id} is claimed by an owner")]
+    Claimed {
+        /// The object.
+        id: ContentId,
+    },
+    /// Fewer nodes than asked for had it at the deadline. It is kept here, and copies follow when they can.
+    #[error("{found} nodes have it, and {wanted} were asked for")]
+    Unacknowledged {
+        /// How many were asked for.
+        wanted: usize,
+        /// How many have it.
+        found: usize,
+    },
+    /// A claim was not taken.
+    #[error("the claim was not taken: {reason}")]
+    Claim {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Another store, in this process or another, has the directory open.
     #[error("{} is in use by another store", path.display())]
     Locked {
@@ -133,14 +153,23 @@ ron_core::refusals!(StorageError {
     | StorageError::Quota { .. }
     | StorageError::TooLarge { .. }
     | StorageError::Pinned { .. }
+    | StorageError::Claimed { .. }
+    | StorageError::Claim { .. }
     | StorageError::Locked { .. }
     | StorageError::Config(_) => ErrorKind::Caller,
-    StorageError::Source { .. } => ErrorKind::Peer,
+    StorageError::Source { .. } | StorageError::Unacknowledged { .. } => ErrorKind::Peer,
     StorageError::Corrupt { .. }
     | StorageError::Full
     | StorageError::Version { .. }
     | StorageError::Disk { .. } => ErrorKind::Disk,
 });
+
+#[cfg(feature = "net")]
+impl From<crate::logic::claims::ClaimError> for StorageError {
+    fn from(error: crate::logic::claims::ClaimError) -> Self {
+        StorageError::Claim { reason: error.to_string() }
+    }
+}
 
 /// What a failure of the disk means to a caller.
 pub(crate) fn of_disk(error: DiskError) -> StorageError {

@@ -678,9 +678,19 @@ impl Store {
     /// Deletes an object durably, and says whether it was here. Dropping the future may or may not delete it.
     ///
     /// # Errors
-    /// [`StorageError::Pinned`], [`StorageError::Busy`], [`StorageError::Timeout`], [`StorageError::Disk`].
+    /// [`StorageError::Pinned`], [`StorageError::Claimed`], [`StorageError::Busy`], [`StorageError::Timeout`],
+    /// [`StorageError::Disk`].
     pub async fn delete(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
         let _pass = self.begin("delete", deadline)?;
+        #[cfg(feature = "net")]
+        if self.inner.objects.book.wants(&id) {
+            return Err(StorageError::Claimed { id });
+        }
+        self.remove(id, deadline).await
+    }
+
+    /// Deletes an object, whoever claims it.
+    pub(crate) async fn remove(&self, id: ContentId, deadline: Deadline) -> Result<bool, StorageError> {
         let existed = self.inner.objects.delete(id, deadline).await?;
         if existed {
             self.inner.counts.deletes.add(1);
@@ -781,6 +791,49 @@ impl Store {
     /// twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
+    }
+
+    /// Takes in what an owner says about an object, durably: a policy, a pin or a tombstone. What is wanted is neither deleted
+    /// nor collected. A claim in shards comes with its manifest, unless that is known already. Dropping the future may or may
+    /// not take it in; saying it again is harmless.
+    ///
+    /// # Errors
+    /// [`StorageError::Claim`] if it cannot be kept, [`StorageError::Busy`], [`StorageError::Timeout`],
+    /// [`StorageError::Disk`].
+    #[cfg(feature = "net")]
+    pub async fn claim(
+        &self,
+        claim: crate::claims::Verified,
+        manifest: Option<crate::claims::Manifest>,
+        deadline: Deadline,
+    ) -> Result<crate::claims::Merged, StorageError> {
+        let _pass = self.begin("claim", deadline)?;
+        self.inner.objects.book.merge(claim, manifest, crate::claims::unix_now(), deadline).await
+    }
+
+    /// What all who claim an object say together.
+    #[cfg(feature = "net")]
+    #[must_use]
+    pub fn standing(&self, id: &ContentId) -> crate::claims::Standing {
+        self.inner.objects.book.standing(id)
+    }
+
+    /// What each owner last said about an object, by owner.
+    #[cfg(feature = "net")]
+    #[must_use]
+    pub fn claims(&self, id: &ContentId) -> Vec<crate::claims::Claim> {
+        self.inner.objects.book.about(id).into_iter().map(|(claim, _)| claim).collect()
+    }
+
+    /// Reads that wait, and how many are taken at once.
+    #[cfg(feature = "net")]
+    pub(crate) fn readers(&self) -> (usize, usize) {
+        (self.inner.gets.depth(), self.inner.settings.load().get_workers.get())
+    }
+
+    #[cfg(feature = "net")]
+    pub(crate) fn book(&self) -> &Arc<crate::claims::Book> {
+        &self.inner.objects.book
     }
 
     /// Whether what is acknowledged survives a crash.

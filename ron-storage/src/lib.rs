@@ -41,12 +41,15 @@
 //! | share it fairly between clients | [`Store::for_client`] |
 //! | change settings while it runs | [`Store::reload`] |
 //! | serve it over HTTP | the module `http`, with the feature `http` |
+//! | keep it on many nodes, as copies or shards | the modules `claims` and `repair`, with the features `net` and `erasure` |
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
 //! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
 //! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
 
 mod actor;
 mod buffers;
+#[cfg(feature = "net")]
+pub mod claims;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -77,6 +80,8 @@ mod planted;
 mod proven;
 mod proving;
 mod reading;
+#[cfg(feature = "net")]
+pub mod repair;
 mod settings;
 mod streams;
 mod touched;
@@ -108,9 +113,12 @@ pub fn inventory() -> ron_core::Inventory {
     ];
     #[cfg(feature = "net")]
     {
-        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS]);
-        locks.extend([peers::OFFERS, partial::PARTIALS]);
+        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS, repair::REPAIRS, repair::HEARD, repair::EVENTS]);
+        locks.extend([peers::OFFERS, partial::PARTIALS, claims::CLAIMS, repair::PROMISES]);
     }
     let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
+    #[cfg(feature = "net")]
+    let tasks: Vec<_> =
+        tasks.into_iter().chain([repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER]).collect();
     ron_core::Inventory::of(&lanes, &tasks, &locks)
 }

@@ -105,6 +105,9 @@ pub(crate) struct Objects {
     pub(crate) owes_notes: AtomicBool,
     full: Tally,
     over_quota: Tally,
+    /// Which objects are wanted.
+    #[cfg(feature = "net")]
+    pub(crate) book: Arc<crate::claims::Book>,
 }
 
 /// What opening hands to the objects.
@@ -121,6 +124,8 @@ pub(crate) struct Parts {
     pub(crate) end: Spot,
     pub(crate) indexed: u64,
     pub(crate) spawner: Spawner,
+    #[cfg(feature = "net")]
+    pub(crate) book: Arc<crate::claims::Book>,
 }
 
 /// A record on its way to the journal, and the pin that follows it.
@@ -141,6 +146,8 @@ impl Objects {
         let (partial_bytes, partial_objects) = (0, 0);
         let Parts { table, large, journal, disk, dir, store, is_durable, end, indexed, spawner, .. } = parts;
         Objects {
+            #[cfg(feature = "net")]
+            book: parts.book,
             table: Lock::new(TABLE, table, metrics),
             holds: Holds::new(metrics),
             touched: Touched::new(metrics, now()),

@@ -163,6 +163,11 @@ pub(crate) async fn open(
     opened.was_torn = recovered.cut.is_some();
     let Site { disk, dir, is_durable, .. } = site;
     let spawner = group.spawner();
+    #[cfg(feature = "net")]
+    let book = {
+        let salts = site.seed.map_or(Salts::Random, Salts::Seeded);
+        Arc::new(crate::claims::Book::open(journal_group, Arc::clone(&disk), &dir, salts).await?)
+    };
     let parts = Parts {
         table,
         large,
@@ -176,6 +181,8 @@ pub(crate) async fn open(
         end,
         indexed,
         spawner,
+        #[cfg(feature = "net")]
+        book,
     };
     Ok((parts, custody, opened))
 }

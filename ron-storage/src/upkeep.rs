@@ -128,6 +128,10 @@ impl Upkeep {
         self.sweep().await;
         self.settle_doubts().await;
         self.write_owed_notes().await;
+        #[cfg(feature = "net")]
+        if let Err(error) = self.objects.book.compact(soon()).await {
+            tracing::warn!(%error, "the claims could not be written anew");
+        }
         let index_bytes = self.objects.table.lock().totals().objects * ENTRY_BYTES as u64;
         let enough = CHECKPOINT_BYTES.max(CHECKPOINT_SHARE * index_bytes);
         if self.objects.is_durable && self.objects.written().saturating_sub(self.checkpointed) >= enough {
@@ -516,6 +520,8 @@ impl Upkeep {
         let is_young = |id: &ContentId| !grace.is_zero() && self.objects.touched.is_young(id, now(), grace);
         let goes =
             |entry: &Entry| !entry.is_pinned && is_old(entry) && !is_young(&entry.id) && !gc.keeps(&entry.id);
+        #[cfg(feature = "net")]
+        let goes = |entry: &Entry| goes(entry) && !self.objects.book.wants(&entry.id);
         let (mut collected, mut after): (Collected, Option<ContentId>) = (Collected::default(), None);
         loop {
             let (page, more) = self.objects.table.lock().page(after.as_ref(), STEP_OBJECTS);

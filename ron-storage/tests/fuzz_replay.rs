@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+#[path = "../fuzz/bodies/claims.rs"]
+mod claims;
 #[path = "../fuzz/bodies/ids.rs"]
 mod ids;
 #[path = "../fuzz/bodies/messages.rs"]
@@ -31,6 +33,11 @@ fn replay(target: &str, times: usize, lengths: std::ops::Range<usize>, body: fn(
         rng.fill(&mut data);
         body(&data);
     }
+}
+
+#[test]
+fn claims() {
+    replay("claims", 2000, 1..400, claims::claims);
 }
 
 #[test]

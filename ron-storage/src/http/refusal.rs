@@ -32,6 +32,10 @@ pub(super) fn problem(error: StorageError) -> Problem {
         StorageError::Pinned { .. } => {
             told(StatusCode::CONFLICT, "pinned", "the object is pinned").hint("unpin it first")
         }
+        StorageError::Claimed { .. } => {
+            told(StatusCode::CONFLICT, "claimed", "the object is claimed").hint("its owners delete it")
+        }
+        StorageError::Claim { .. } => told(StatusCode::BAD_REQUEST, "claim", "the claim was not taken"),
         StorageError::Source { .. } => told(StatusCode::BAD_REQUEST, "body", "the body ended before its end"),
         failed @ StorageError::Disk { .. } => Problem::from(failed).hint(
             "reads go on; after a failed write the node takes no more of them until its disk is looked at and it is restarted",

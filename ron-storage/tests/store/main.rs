@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod basics;
+mod claims;
 mod contract;
 mod doubts;
 mod formats;

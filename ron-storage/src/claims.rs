@@ -1,0 +1,437 @@
+//! The claims that a store knows, in memory and in a journal of their own.
+//!
+//! A claim is written down before it is believed, so what anybody was told of it is true after a crash. The order in which claims
+//! reach the disk does not matter, since reading them is hearing them again ([`Claims::merge`]); that is why they need neither
+//! the journal of the objects nor its index. The journal is begun with the first claim: a store that nobody shares has none.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ron_core::{
+    ContentId, Deadline, Lock, LockSpec, Supervisor,
+    disk::{Disk, DiskError},
+    journal::{self, Item, Journal, OnDamage, Position, Salts, record_bytes},
+};
+use tokio::sync::OnceCell;
+
+pub use crate::logic::{
+    claims::{
+        CLAIM_BYTES_MAX, COPIES_MAX, Claim, ClaimError, Claims, Coding, Merged, OWNERS_MAX, Policy,
+        RETENTION_DEFAULT, RETENTION_MAX, RETENTION_MIN, SHARDS_MAX, Standing, Verified, Wanted, Word,
+    },
+    manifest::{MANIFEST_BYTES_MAX, Manifest},
+};
+use crate::{
+    StorageError,
+    error::{of_disk, of_journal},
+    logic::inventory::{Names, Prefix, Sum},
+};
+
+pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-storage", "claims", 695)
+    .guards("which objects are wanted; held for one look or one change");
+
+/// Where the journal is, in the store's directory.
+const DIR: &str = "claims";
+
+/// A claim, as the journal keeps it.
+const CLAIM: u8 = 1;
+
+/// Size of a file of the journal: some four thousand claims.
+const SEGMENT_BYTES: u32 = 1 << 20;
+
+/// Bytes beyond twice what is needed before everything is written anew.
+const SLACK_BYTES: u64 = 3 * SEGMENT_BYTES as u64;
+
+/// Claims that are written at once when everything is.
+const PIECE: usize = 1024;
+
+/// What opening may take: a million claims take a second.
+const OPENING: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Default)]
+struct State {
+    claims: Claims,
+    manifests: BTreeMap<ContentId, Manifest>,
+    /// Which manifests name a shard.
+    shards: BTreeMap<ContentId, BTreeSet<ContentId>>,
+    /// What is known, for comparing it with what others know.
+    digests: BTreeMap<ContentId, (ContentId, ron_core::net::PublicKey)>,
+    /// What is being written, and will be known when it is.
+    writing: BTreeMap<u64, Bytes>,
+    next_writing: u64,
+    bytes: u64,
+    /// Objects about which something changed since somebody last asked.
+    changed: BTreeSet<ContentId>,
+}
+
+impl State {
+    fn hear(&mut self, claim: Verified, manifest: Option<Manifest>, seen: u64) -> Result<Merged, ClaimError> {
+        let (object, owner) = (claim.claim().object, claim.claim().owner);
+        let (digest, len) = (claim.claim().digest(), claim.claim().encoded().len());
+        let old = self.claims.of(&object, &owner).map(|old| (old.digest(), old.encoded().len(), old.word));
+        let merged = self.claims.merge(claim, seen)?;
+        if merged != Merged::New {
+            return Ok(merged);
+        }
+        self.changed.insert(object);
+        if let Some((old, len, word)) = old {
+            self.digests.remove(&old);
+            self.bytes -= record_bytes(len + 10) as u64;
+            self.let_go(word);
+        }
+        self.digests.insert(digest, (object, owner));
+        self.bytes += record_bytes(len + 10) as u64;
+        if let Some(manifest) = manifest {
+            let id = manifest.id();
+            for shard in &manifest.shards {
+                self.shards.entry(*shard).or_default().insert(id);
+            }
+            self.manifests.insert(id, manifest);
+        }
+        Ok(merged)
+    }
+
+    /// Forgets a manifest that no claim names any more. Its shards are nobody's then, unless the object is deleted: whoever has
+    /// some must still hear that.
+    fn let_go(&mut self, word: Word) {
+        let Word::Erasure(coding) = word else { return };
+        if self.claims.wants_manifest(&coding.manifest) {
+            return;
+        }
+        let Some(manifest) = self.manifests.get(&coding.manifest) else { return };
+        if self.claims.standing(&manifest.object) == Standing::Deleted {
+            return;
+        }
+        for shard in manifest.shards.clone() {
+            if let Some(named) = self.shards.get_mut(&shard) {
+                named.remove(&coding.manifest);
+                if named.is_empty() {
+                    self.shards.remove(&shard);
+                }
+            }
+        }
+        self.manifests.remove(&coding.manifest);
+    }
+}
+
+/// The claims of one store.
+pub(crate) struct Book {
+    state: Lock<State>,
+    journal: OnceCell<Journal>,
+    group: Supervisor,
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    salts: Salts,
+}
+
+impl Book {
+    /// Opens what a store knows. If it never knew anything, nothing is touched.
+    pub(crate) async fn open(
+        group: &Supervisor,
+        disk: Arc<dyn Disk>,
+        dir: &std::path::Path,
+        salts: Salts,
+    ) -> Result<Self, StorageError> {
+        let book = Book {
+            state: Lock::new(CLAIMS, State::default(), group.metrics()),
+            journal: OnceCell::new(),
+            group: group.clone(),
+            disk,
+            dir: dir.join(DIR),
+            salts,
+        };
+        let is_there = {
+            let (disk, dir) = (Arc::clone(&book.disk), book.dir.clone());
+            move || match disk.list(&dir) {
+                Ok(names) => Ok(!names.is_empty()),
+                Err(DiskError::NotFound { .. }) => Ok(false),
+                Err(error) => Err(of_disk(error)),
+            }
+        };
+        if group.blocking("claims_open", Deadline::after(OPENING), is_there).await?? {
+            book.load().await?;
+        }
+        Ok(book)
+    }
+
+    async fn journal(&self) -> Result<&Journal, StorageError> {
+        let open = async || {
+            let settings = journal::Settings {
+                name: "storage.claims",
+                segment_bytes: SEGMENT_BYTES,
+                chunk_bytes: SEGMENT_BYTES / 8,
+                record_bytes_max: (CLAIM_BYTES_MAX + MANIFEST_BYTES_MAX + 16) as u32,
+                pending_bytes_max: 16 << 20,
+                on_damage: OnDamage::Report,
+                salts: self.salts,
+                ..journal::Settings::default()
+            };
+            let opened = Journal::open(&self.group, Arc::clone(&self.disk), &self.dir, settings).await;
+            opened.map(|(journal, _)| journal).map_err(of_journal)
+        };
+        self.journal.get_or_try_init(open).await
+    }
+
+    async fn load(&self) -> Result<(), StorageError> {
+        let reader = self.journal().await?.reader();
+        let read = move || {
+            let mut state = State::default();
+            for item in reader.scan(Position::START) {
+                match item.map_err(of_journal)? {
+                    Item::Record(record) if record.kind == CLAIM => {
+                        let Some((claim, manifest, seen)) = read_record(&record.payload) else {
+                            tracing::warn!(at = %record.position, "a claim that cannot be read");
+                            continue;
+                        };
+                        if let Err(error) = state.hear(claim, manifest, seen) {
+                            tracing::warn!(at = %record.position, %error, "a claim that cannot be kept");
+                        }
+                    }
+                    Item::Record(record) => {
+                        tracing::warn!(at = %record.position, kind = record.kind, "a record of a kind that is not known");
+                    }
+                    // What others know comes back from them; what nobody else knew is lost, and said here.
+                    Item::Damaged(damage) => {
+                        tracing::error!(from = %damage.from, to = %damage.to, "claims that cannot be read");
+                    }
+                }
+            }
+            Ok::<_, StorageError>(state)
+        };
+        let state = self.group.blocking("claims_open", Deadline::after(OPENING), read).await??;
+        *self.state.lock() = state;
+        Ok(())
+    }
+
+    /// Takes a claim in, durably.
+    pub(crate) async fn merge(
+        &self,
+        claim: Verified,
+        manifest: Option<Manifest>,
+        now: u64,
+        deadline: Deadline,
+    ) -> Result<Merged, StorageError> {
+        let manifest = self.fitting(claim.claim(), manifest)?;
+        if let Some(known) = self.state.lock().claims.of(&claim.claim().object, &claim.claim().owner) {
+            if known == claim.claim() {
+                return Ok(Merged::Same);
+            }
+        }
+        let record: Bytes = write_record(claim.claim(), manifest.as_ref(), now).into();
+        let journal = self.journal().await?;
+        let number = {
+            let mut state = self.state.lock();
+            state.next_writing += 1;
+            let number = state.next_writing;
+            state.writing.insert(number, record.clone());
+            number
+        };
+        let writing = Writing { book: self, number };
+        journal.append(CLAIM, record, deadline).await.map_err(of_journal)?;
+        let merged = self.state.lock().hear(claim, manifest, now)?;
+        drop(writing);
+        Ok(merged)
+    }
+
+    /// The manifest that a claim needs, given or known.
+    fn fitting(&self, claim: &Claim, given: Option<Manifest>) -> Result<Option<Manifest>, ClaimError> {
+        let Word::Erasure(coding) = claim.word else { return Ok(None) };
+        let manifest = given.or_else(|| self.state.lock().manifests.get(&coding.manifest).cloned());
+        let manifest = manifest.ok_or(ClaimError::NoManifest { id: coding.manifest })?;
+        if manifest.coding() != coding || manifest.object != claim.object {
+            return Err(ClaimError::ForeignManifest { id: coding.manifest });
+        }
+        Ok(Some(manifest))
+    }
+
+    /// What is said about an object.
+    pub(crate) fn standing(&self, object: &ContentId) -> Standing {
+        self.state.lock().claims.standing(object)
+    }
+
+    /// All words about an object, by owner, with the manifests that they name.
+    pub(crate) fn about(&self, object: &ContentId) -> Vec<(Claim, Option<Manifest>)> {
+        let state = self.state.lock();
+        state.claims.about(object).map(|claim| (claim.clone(), state.manifest_of(claim))).collect()
+    }
+
+    /// The manifests of the codings that an object is wanted in, and of a deleted one those that are still known.
+    pub(crate) fn manifests_of(&self, object: &ContentId) -> Vec<Manifest> {
+        let state = self.state.lock();
+        match state.claims.standing(object) {
+            Standing::Live(wanted) => wanted
+                .codings
+                .iter()
+                .filter_map(|coding| state.manifests.get(&coding.manifest).cloned())
+                .collect(),
+            Standing::Unclaimed | Standing::Deleted => {
+                state.manifests.values().filter(|manifest| manifest.object == *object).cloned().collect()
+            }
+        }
+    }
+
+    /// Whether something has to stay: an object that is wanted, a manifest that is named, or a shard of one.
+    pub(crate) fn wants(&self, id: &ContentId) -> bool {
+        let state = self.state.lock();
+        let of_manifest = |manifest: &ContentId| state.claims.wants_manifest(manifest);
+        matches!(state.claims.standing(id), Standing::Live(_))
+            || of_manifest(id)
+            || state.shards.get(id).is_some_and(|named| named.iter().any(of_manifest))
+    }
+
+    /// Objects about which something is said, behind `after`.
+    pub(crate) fn objects(&self, after: Option<&ContentId>, limit: usize) -> Vec<ContentId> {
+        self.state.lock().claims.objects(after).take(limit).copied().collect()
+    }
+
+    /// How many claims are known.
+    pub(crate) fn count(&self) -> usize {
+        self.state.lock().claims.len()
+    }
+
+    /// Objects about which something changed since this was last asked.
+    pub(crate) fn take_changed(&self) -> Vec<ContentId> {
+        std::mem::take(&mut self.state.lock().changed).into_iter().collect()
+    }
+
+    /// The claims with these names.
+    pub(crate) fn with_digests(&self, digests: &[ContentId]) -> Vec<(Claim, Option<Manifest>)> {
+        let state = self.state.lock();
+        let find = |digest: &ContentId| {
+            let (object, owner) = state.digests.get(digest)?;
+            let claim = state.claims.of(object, owner)?;
+            Some((claim.clone(), state.manifest_of(claim)))
+        };
+        digests.iter().filter_map(find).collect()
+    }
+
+    /// Notes that somebody has a copy of something that is deleted.
+    pub(crate) fn on_copy(&self, object: &ContentId, now: u64) {
+        self.state.lock().claims.on_copy(object, now);
+    }
+
+    /// Forgets deletes of which no copy has been seen for their retention: see [`Claims::forget`].
+    pub(crate) fn forget(&self, now: u64, has_copy: impl Fn(&ContentId) -> bool) -> usize {
+        let mut state = self.state.lock();
+        let forgotten = state.claims.forget(now, has_copy);
+        if forgotten > 0 {
+            let State { claims, digests, manifests, shards, changed, .. } = &mut *state;
+            digests.retain(|_, (object, owner)| {
+                let is_known = claims.of(object, owner).is_some();
+                if !is_known {
+                    changed.insert(*object);
+                }
+                is_known
+            });
+            manifests.retain(|id, manifest| {
+                claims.wants_manifest(id) || claims.standing(&manifest.object) != Standing::Unclaimed
+            });
+            shards.retain(|_, named| {
+                named.retain(|id| manifests.contains_key(id));
+                !named.is_empty()
+            });
+        }
+        forgotten
+    }
+
+    /// Writes everything anew if the journal is much longer than it need be. Ask now and then.
+    pub(crate) async fn compact(&self, deadline: Deadline) -> Result<(), StorageError> {
+        let Some(journal) = self.journal.get() else { return Ok(()) };
+        let segments = journal.reader().segments();
+        let written: u64 = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
+        let Some(last) = segments.last().map(|last| last.sequence) else { return Ok(()) };
+        let records: Vec<(u8, Bytes)> = {
+            let state = self.state.lock();
+            if written <= 2 * state.bytes + SLACK_BYTES {
+                return Ok(());
+            }
+            let known = state.claims.iter();
+            let known = known
+                .map(|(claim, seen)| write_record(claim, state.manifest_of(claim).as_ref(), seen).into());
+            // What is on its way to the journal may be in a segment that goes.
+            known.chain(state.writing.values().cloned()).map(|record| (CLAIM, record)).collect()
+        };
+        for some in records.chunks(PIECE) {
+            journal.append_all(some.to_vec(), deadline).await.map_err(of_journal)?;
+        }
+        journal.remove_before(last, deadline).await.map_err(of_journal)?;
+        Ok(())
+    }
+}
+
+impl State {
+    fn manifest_of(&self, claim: &Claim) -> Option<Manifest> {
+        let Word::Erasure(coding) = claim.word else { return None };
+        self.manifests.get(&coding.manifest).cloned()
+    }
+}
+
+impl Names for Book {
+    fn sum(&self, prefix: &Prefix) -> Sum {
+        let state = self.state.lock();
+        let mut sum = Sum::default();
+        state.digests.range(prefix.first()..=prefix.last()).for_each(|(digest, _)| sum.add(digest));
+        sum
+    }
+
+    fn list(&self, prefix: &Prefix, max: usize) -> Vec<ContentId> {
+        let state = self.state.lock();
+        state.digests.range(prefix.first()..=prefix.last()).map(|(digest, _)| *digest).take(max).collect()
+    }
+}
+
+impl fmt::Debug for Book {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Book({} claims)", self.count())
+    }
+}
+
+/// A claim on its way to the journal.
+struct Writing<'a> {
+    book: &'a Book,
+    number: u64,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.book.state.lock().writing.remove(&self.number);
+    }
+}
+
+/// When it was last of use, the claim with its length before it, and the manifest if there is one.
+fn write_record(claim: &Claim, manifest: Option<&Manifest>, seen: u64) -> Vec<u8> {
+    let len = u16::try_from(claim.encoded().len()).expect("claims are short");
+    let manifest = manifest.map(Manifest::encode).unwrap_or_default();
+    [&seen.to_be_bytes()[..], &len.to_be_bytes(), claim.encoded(), &manifest].concat()
+}
+
+fn read_record(payload: &[u8]) -> Option<(Verified, Option<Manifest>, u64)> {
+    let (seen, rest) = payload.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let (claim, manifest) = rest.split_at_checked(u16::from_be_bytes(*len).into())?;
+    // It was verified before it was written, and the journal's sum says that it is what was written.
+    let claim = Claim::decode(claim).ok()?.trusted();
+    let manifest = match manifest.is_empty() {
+        true => None,
+        false => Some(Manifest::decode(manifest).ok()?),
+    };
+    Some((claim, manifest, u64::from_be_bytes(*seen)))
+}
+
+/// Milliseconds since 1970 by this machine's clock.
+pub(crate) fn unix_millis() -> u64 {
+    use std::time::SystemTime;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Seconds since 1970 by this machine's clock.
+pub(crate) fn unix_now() -> u64 {
+    unix_millis() / 1000
+}

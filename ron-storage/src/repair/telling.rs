@@ -1,0 +1,219 @@
+//! What this node says to others about claims, and what it lets itself be told.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use bytes::Bytes;
+use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
+
+use super::{Heard, Shared};
+use crate::{
+    claims::{Claim, Manifest, Merged, Standing, unix_now},
+    logic::{
+        inventory::answer,
+        wire::{CLAIM_BYTES_MAX, read_question, write_parts},
+        words::{self, IS_DRAINING, IS_DURABLE, Kind, TOLD_MAX, read_id, read_told, write_told},
+    },
+    peers::{Decline, Offer, Policy},
+};
+
+/// Bytes of an answer: what a call carries back.
+const ANSWER_BYTES_MAX: usize = 900 << 10;
+
+pub(super) struct Telling(pub(super) Arc<Shared>);
+
+/// How this node describes itself.
+pub(super) fn flags(shared: &Shared) -> u8 {
+    let durable = if shared.store.is_durable() { IS_DURABLE } else { 0 };
+    let draining = if shared.is_draining.load(Ordering::Acquire) { IS_DRAINING } else { 0 };
+    durable | draining
+}
+
+/// The claims on an object as an offer carries them, as many as fit.
+pub(super) fn told(shared: &Shared, object: &ContentId) -> Bytes {
+    let mut items = Vec::new();
+    let mut len = 64;
+    for (claim, manifest) in shared.store.book().about(object) {
+        let item = write_told(&claim, manifest.as_ref());
+        len += item.len() + 8;
+        if len > CLAIM_BYTES_MAX {
+            break;
+        }
+        items.push(item);
+    }
+    words::write(Kind::Tell, &items)
+}
+
+/// Takes in claims that another node told, as far as they are good. Says whether something was new.
+pub(super) async fn hear(shared: &Shared, items: &[Bytes]) -> bool {
+    let mut is_new = false;
+    for item in items.iter().take(TOLD_MAX) {
+        is_new |= matches!(hear_one(shared, item).await, Ok((_, Merged::New)));
+    }
+    is_new
+}
+
+/// Takes in one claim; says which object it is about.
+async fn hear_one(shared: &Shared, item: &[u8]) -> Result<(ContentId, Merged), String> {
+    let (claim, manifest) = good(shared, item)?;
+    let object = claim.object;
+    let verified = claim.verify().map_err(|error| error.to_string())?;
+    let book = shared.store.book();
+    let merged =
+        book.merge(verified, manifest, unix_now(), Deadline::after(shared.settings.repair_timeout)).await;
+    Ok((object, merged.map_err(|error| error.to_string())?))
+}
+
+/// Reads a claim of an owner whose claims are taken.
+fn good(shared: &Shared, item: &[u8]) -> Result<(Claim, Option<Manifest>), String> {
+    let (claim, manifest) = read_told(item).map_err(|error| error.to_string())?;
+    if shared.owners.as_ref().is_some_and(|owners| !owners(&claim.owner)) {
+        return Err("claims of this owner are not taken here".to_owned());
+    }
+    Ok((claim, manifest))
+}
+
+impl Policy for Telling {
+    fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
+        let shared = &self.0;
+        let unwanted = |reason: &str| Decline::Unwanted { reason: reason.to_owned() };
+        if !shared.members.load().contains_key(&from) {
+            return Err(unwanted("not a node that keeps objects with this one"));
+        }
+        if shared.is_draining.load(Ordering::Acquire) {
+            return Err(unwanted("this node is about to go"));
+        }
+        let Ok((Kind::Tell, items)) = words::read(&offer.claim) else {
+            return Err(unwanted("an offer without a claim"));
+        };
+        let book = shared.store.book();
+        let mut is_deleted = false;
+        for item in items.iter().take(TOLD_MAX) {
+            let (claim, manifest) = match good(shared, item) {
+                Ok(good) => good,
+                Err(reason) => return Err(Decline::Unwanted { reason }),
+            };
+            let of_manifest =
+                |manifest: &Manifest| manifest.shards.contains(&offer.id) || manifest.id() == offer.id;
+            let is_about = claim.object == offer.id || manifest.as_ref().is_some_and(of_manifest);
+            if !is_about || claim.word.is_tombstone() {
+                continue;
+            }
+            let (object, owner, version) = (claim.object, claim.owner, claim.version);
+            if let Err(error) = claim.verify() {
+                return Err(Decline::Unwanted { reason: error.to_string() });
+            }
+            let known = book.about(&object).into_iter().find(|(known, _)| known.owner == owner);
+            match known {
+                Some((known, _)) if known.word.is_tombstone() && known.version >= version => {
+                    is_deleted = true
+                }
+                _ => return Ok(()),
+            }
+        }
+        Err(if is_deleted { Decline::Deleted } else { unwanted("no claim on it that lives") })
+    }
+
+    fn keep<'a>(
+        &'a self,
+        _: NodeId,
+        offer: &'a Offer,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), Decline>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            let (_, items) = words::read(&offer.claim)
+                .map_err(|_| Decline::Unwanted { reason: "an offer without a claim".to_owned() })?;
+            let _ = deadline;
+            let mut kept = 0;
+            for item in items.iter().take(TOLD_MAX) {
+                match hear_one(shared, item).await {
+                    Ok(_) => kept += 1,
+                    Err(reason) => tracing::debug!(reason, "a claim that came with an object was not taken"),
+                }
+            }
+            shared.hear(Heard::Claims).await;
+            if kept == 0 {
+                return Err(Decline::Failed { reason: "its claim could not be written down".to_owned() });
+            }
+            Ok(())
+        })
+    }
+
+    fn claims<'a>(
+        &'a self,
+        from: NodeId,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Bytes, String>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            if !shared.members.load().contains_key(&from) {
+                return Err("not a node that keeps objects with this one".to_owned());
+            }
+            let malformed = |_| "not a question of this kind".to_owned();
+            let (kind, items) = words::read(&body).map_err(malformed)?;
+            let answer = match kind {
+                Kind::Look => vec![Bytes::copy_from_slice(&[flags(shared)])],
+                Kind::Compare => {
+                    let question = items.first().ok_or("no question")?;
+                    let question = read_question(question).map_err(malformed)?;
+                    vec![write_parts(&answer(&**shared.store.book(), &question))]
+                }
+                Kind::Tell => tell(shared, &items).await,
+                Kind::Ask => {
+                    let names: Result<Vec<ContentId>, _> =
+                        items.iter().take(TOLD_MAX).map(|item| read_id(item)).collect();
+                    let known = shared.store.book().with_digests(&names.map_err(malformed)?);
+                    known.iter().map(|(claim, manifest)| write_told(claim, manifest.as_ref())).collect()
+                }
+                Kind::Promise => {
+                    let [piece, object, told @ ..] = &items[..] else { return Err("no piece".to_owned()) };
+                    let (piece, object) =
+                        (read_id(piece).map_err(malformed)?, read_id(object).map_err(malformed)?);
+                    hear(shared, told).await;
+                    let promised = promise(shared, piece, object, deadline).await;
+                    vec![Bytes::copy_from_slice(&[u8::from(promised)])]
+                }
+            };
+            let mut len = 0;
+            let fits = |item: &Bytes| {
+                len += item.len() + 9;
+                len <= ANSWER_BYTES_MAX
+            };
+            let answer: Vec<Bytes> = answer.into_iter().take_while(fits).collect();
+            Ok(words::write(kind, &answer))
+        })
+    }
+}
+
+/// Hears claims, and answers with what is later than they are.
+async fn tell(shared: &Shared, items: &[Bytes]) -> Vec<Bytes> {
+    let mut newer = Vec::new();
+    let mut is_new = false;
+    for item in items.iter().take(TOLD_MAX) {
+        match hear_one(shared, item).await {
+            Ok((_, Merged::New)) => is_new = true,
+            Ok((object, Merged::Older)) => newer.push(object),
+            Ok((_, Merged::Same)) => {}
+            Err(reason) => tracing::debug!(reason, "a claim was not taken"),
+        }
+    }
+    if is_new {
+        shared.hear(Heard::Claims).await;
+    }
+    let known = newer.iter().flat_map(|object| shared.store.book().about(object));
+    known.take(TOLD_MAX).map(|(claim, manifest)| write_told(&claim, manifest.as_ref())).collect()
+}
+
+/// Whether this node has a piece, and keeps it for a while.
+async fn promise(shared: &Shared, piece: ContentId, object: ContentId, deadline: Deadline) -> bool {
+    let lives = matches!(shared.store.standing(&object), Standing::Live(_));
+    if !lives || flags(shared) != IS_DURABLE {
+        return false;
+    }
+    // Promised first and looked at then: nothing can go in between.
+    if shared.promises.lock().promise(piece, shared.now()).is_err() {
+        return false;
+    }
+    shared.store.has(piece, deadline).await.unwrap_or(false)
+}

@@ -1,0 +1,292 @@
+//! What an object goes through.
+
+use std::time::Duration;
+
+use ron_core::Event as FeedEvent;
+use ron_storage::{
+    StorageError,
+    claims::{Policy, RETENTION_MIN, Standing},
+    repair::{Ack, Health, KeepingEvent, KeepingSettings},
+};
+
+use crate::world::{GRACE, World, content, identity, name, soon};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Long enough for everybody to look at everybody a few times.
+async fn settle() {
+    tokio::time::sleep(MINUTE).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn copies_come_back_after_a_node_dies_and_extra_ones_go_when_it_returns() {
+    let mut world = World::new(5).await;
+    settle().await;
+    let owner = identity(100);
+    let mut ids = Vec::new();
+    for salt in 0..12 {
+        let put = world.node((salt % 5) as u8).keeping.put(
+            content(40_000, salt),
+            Policy::Copies(2),
+            &owner,
+            Ack::Copies(2),
+            soon(),
+        );
+        let placed = put.await.unwrap();
+        assert_eq!(placed.len, 40_000);
+        assert_eq!(placed.durable_on.len(), 2);
+        ids.push(placed.id);
+    }
+    settle().await;
+    for id in &ids {
+        world.until(*id, 2, MINUTE * 5).await;
+    }
+    world.kill(1).await;
+    // Within the grace nothing moves.
+    let moved: u64 = [0, 2, 3, 4].iter().map(|node| world.node(*node).count("repair_bytes_total")).sum();
+    tokio::time::sleep(GRACE - Duration::from_secs(30)).await;
+    let now: u64 = [0, 2, 3, 4].iter().map(|node| world.node(*node).count("repair_bytes_total")).sum();
+    assert_eq!(moved, now);
+    for id in &ids {
+        world.until(*id, 2, GRACE + MINUTE * 10).await;
+        for holder in world.holders(*id).await {
+            assert_eq!(world.node(holder).store.get_bytes(*id, 1 << 20, soon()).await.unwrap().len(), 40_000);
+        }
+    }
+    world.revive(1).await;
+    settle().await;
+    for id in &ids {
+        world.until(*id, 2, MINUTE * 30).await;
+    }
+    let status = world.node(0).keeping.status();
+    assert_eq!((status.up, status.away, status.has_looked), (5, 0, true));
+    assert_eq!(status.objects[&Health::Met], 12);
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_stays_deleted_when_a_node_returns() {
+    let mut world = World::new(4).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(1000, 1), Policy::Copies(3), &owner, Ack::Copies(3), soon());
+    let placed = put.await.unwrap();
+    let id = placed.id;
+    world.until(id, 3, MINUTE * 5).await;
+    let away = *world.holders(id).await.last().unwrap();
+    world.kill(away).await;
+    let teller = (away + 1) % 4;
+    let retention = Duration::from_secs(RETENTION_MIN);
+    let version = world.node(teller).keeping.delete(id, &owner, retention, soon()).await.unwrap();
+    assert!(version > placed.version);
+    world.until(id, 0, MINUTE * 5).await;
+    world.revive(away).await;
+    assert_eq!(world.holders(id).await, [away], "it was not there when that was said");
+    world.until(id, 0, MINUTE * 5).await;
+    for number in 0..4 {
+        assert_eq!(world.node(number).store.standing(&id), Standing::Deleted);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn shards_are_rebuilt_and_read_while_some_are_missing() {
+    let mut world = World::new(5).await;
+    settle().await;
+    let (owner, whole) = (identity(100), content(500_000, 3));
+    let policy = Policy::Erasure { data: 2, parity: 2 };
+    let put = world.node(0).keeping.put(whole.clone(), policy, &owner, Ack::Copies(4), soon());
+    let placed = put.await.unwrap();
+    assert_eq!(placed.durable_on.len(), 4);
+    settle().await;
+    assert!(world.holders(placed.id).await.is_empty(), "it is kept as shards only");
+    for killed in [1, 2] {
+        world.kill(killed).await;
+    }
+    assert!(world.node(4).keeping.get(placed.id, soon()).await.unwrap() == whole);
+    // Both are replaced by those who are left; three nodes then have four shards.
+    tokio::time::sleep(GRACE + MINUTE * 15).await;
+    let status = world.node(0).keeping.status();
+    assert_eq!(status.objects[&Health::Met], 1, "{status:?}");
+    world.kill(3).await;
+    assert!(world.node(0).keeping.get(placed.id, soon()).await.unwrap() == whole);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_can_be_changed_both_ways() {
+    let world = World::new(5).await;
+    settle().await;
+    let (owner, whole) = (identity(100), content(200_000, 4));
+    let put = world.node(0).keeping.put(whole.clone(), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+    let id = put.await.unwrap().id;
+    let policy = Policy::Erasure { data: 3, parity: 1 };
+    // Said by a node that may not have heard of the claim yet: the later word wins all the same.
+    let second = world.node(1).keeping.set_policy(id, policy, &owner, soon()).await.unwrap();
+    world.until(id, 0, MINUTE * 30).await;
+    assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
+    assert!(world.node(3).keeping.set_policy(id, Policy::Copies(3), &owner, soon()).await.unwrap() > second);
+    world.until(id, 3, MINUTE * 10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_drains_is_empty_before_it_goes() {
+    let world = World::new(5).await;
+    settle().await;
+    let owner = identity(100);
+    let mut ids = Vec::new();
+    for salt in 0..8 {
+        let put =
+            world.node(2).keeping.put(content(3000, salt), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+        ids.push(put.await.unwrap().id);
+    }
+    settle().await;
+    world.node(2).keeping.set_draining(true);
+    settle().await;
+    let mut waited = 0;
+    while world.node(2).keeping.status().misplaced > 0 {
+        tokio::time::sleep(MINUTE).await;
+        waited += 1;
+        assert!(waited < 60, "{:?}", world.node(2).keeping.status());
+    }
+    for id in &ids {
+        let holders = world.holders(*id).await;
+        assert!(holders.len() == 2 && !holders.contains(&2), "{holders:?}");
+    }
+    // And it takes nothing new.
+    let put = world.node(0).keeping.put(content(9, 99), Policy::Copies(4), &owner, Ack::Copies(4), soon());
+    assert!(!put.await.unwrap().durable_on.contains(&name(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_node_in_memory_has_is_no_copy() {
+    let settings = KeepingSettings { tick: Duration::from_secs(20), ..KeepingSettings::default() };
+    let world = World::with(3, settings, vec![1]).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(1).keeping.put(content(500, 1), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+    let placed = put.await.unwrap();
+    assert!(!placed.durable_on.contains(&name(1)));
+    // All three, and three there are not.
+    let put = world.node(0).keeping.put(content(500, 2), Policy::Copies(3), &owner, Ack::Copies(3), soon());
+    assert_eq!(put.await, Err(StorageError::Unacknowledged { wanted: 3, found: 2 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_copy_is_mended() {
+    let world = World::new(3).await;
+    settle().await;
+    let owner = identity(100);
+    let put =
+        world.node(0).keeping.put(content(600_000, 1), Policy::Copies(3), &owner, Ack::Copies(3), soon());
+    let id = put.await.unwrap().id;
+    settle().await;
+    // A large object is a file of its own; the first of a store has number 1, and its place is known from the list.
+    let disk = world.disk(1);
+    let file = large_file(disk);
+    disk.flip_bit(&file, 300_000);
+    let scrubbed = world.node(1).store.scrub(soon()).await.unwrap();
+    assert_eq!(scrubbed.damaged, [id]);
+    assert_eq!(world.holders(id).await, [0, 2]);
+    world.until(id, 3, MINUTE * 10).await;
+    assert!(world.node(1).store.scrub(soon()).await.unwrap().damaged.is_empty());
+}
+
+fn large_file(disk: &ron_core::sim::SimDisk) -> std::path::PathBuf {
+    use ron_core::disk::Disk;
+    let dir = std::path::Path::new("store/large");
+    let names = disk.list(dir).unwrap();
+    let longest =
+        names.iter().max_by_key(|entry| disk.bytes(dir.join(&entry.name)).map_or(0, |bytes| bytes.len()));
+    dir.join(&longest.unwrap().name)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_said() {
+    let mut world = World::new(4).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(500, 1), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+    let id = put.await.unwrap().id;
+    settle().await;
+    let holders = world.holders(id).await;
+    let other = (0..4).find(|number| !holders.contains(number)).unwrap();
+    let mut events = world.node(other).keeping.events();
+    for holder in &holders {
+        world.kill(*holder).await;
+    }
+    tokio::time::sleep(GRACE + MINUTE * 2).await;
+    let mut said = Vec::new();
+    while let Some(FeedEvent::Item(event)) = events.try_recv() {
+        said.push(event);
+    }
+    assert!(said.contains(&KeepingEvent::Lost(id)), "{said:?}");
+    assert!(said.contains(&KeepingEvent::Presence { node: name(holders[0]), is_up: false }));
+    assert_eq!(world.node(other).keeping.status().objects[&Health::Lost], 1);
+    assert_eq!(world.node(other).count("objects_lost"), 1);
+    world.revive(holders[0]).await;
+    world.until(id, 2, GRACE + MINUTE * 10).await;
+    assert_eq!(world.node(other).keeping.status().objects[&Health::Lost], 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pace_is_kept_and_the_lane_skips_what_is_not_urgent() {
+    let settings = KeepingSettings {
+        tick: Duration::from_secs(20),
+        bytes_per_second: 10_000,
+        workers: std::num::NonZeroUsize::MIN,
+        lane: 1,
+        grace: GRACE,
+        repair_timeout: MINUTE * 60,
+        ..KeepingSettings::default()
+    };
+    let world = World::with(4, settings, Vec::new()).await;
+    settle().await;
+    let owner = identity(100);
+    let mut ids = Vec::new();
+    for salt in 0..10 {
+        let put = world.node(0).keeping.put(
+            content(20_000, salt),
+            Policy::Copies(3),
+            &owner,
+            Ack::Copies(2),
+            soon(),
+        );
+        ids.push(put.await.unwrap().id);
+    }
+    // 200 kB at least are missing: twenty seconds.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let moved: u64 = (0..4).map(|number| world.node(number).count("repair_bytes_total")).sum();
+    assert!(moved <= 4 * (10_000 * 11 + 10_000 / 8 + 20_000), "{moved} bytes");
+    for id in &ids {
+        world.until(*id, 3, MINUTE * 60).await;
+    }
+    let paced: u64 = (0..4).map(|number| world.node(number).count("repair_paced_total")).sum();
+    let skipped: u64 =
+        (0..4).map(|number| world.node(number).count("repair_skipped_total{reason=\"full\"}")).sum();
+    assert!(paced > 0 && skipped > 0, "{paced} paced, {skipped} skipped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_expelled_is_replaced_at_once_and_not_believed() {
+    let world = World::new(4).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(700, 1), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+    let id = put.await.unwrap().id;
+    settle().await;
+    let gone = world.holders(id).await[0];
+    world.expel(gone);
+    settle().await;
+    let left = world.holders(id).await.into_iter().filter(|holder| *holder != gone).count();
+    assert_eq!(left, 2);
+    let refused =
+        world.node(gone).keeping.put(content(700, 2), Policy::Copies(2), &owner, Ack::Copies(2), soon());
+    assert!(refused.await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_twice_is_harmless_and_the_store_goes_on() {
+    let world = World::new(2).await;
+    let node = world.node(0);
+    assert!(!node.keeping.shutdown().await.drained.to_string().is_empty());
+    node.keeping.shutdown().await;
+    assert!(node.store.put_bytes(content(5, 1), soon()).await.is_ok());
+}
