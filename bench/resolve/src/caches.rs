@@ -1,5 +1,5 @@
 //! The two tables that the cache could have been built on, used as the index uses one: keys as they come from outside, hashed
-//! with a key; answers behind a pointer, weighed in bytes; one in five questions for something new, which is put in; popular
+//! with a key; answers behind a pointer, weighed in bytes; nearly half of the questions for something that is not there, which is put in; popular
 //! keys asked for more often. One thread, and two.
 
 use std::{
@@ -20,7 +20,7 @@ use crate::{Outcome, median};
 const ENTRY_BYTES: u32 = 1500;
 const FIT: u64 = 40_000;
 
-/// Keys there are: what is asked for follows a power law, so that about four of five are known.
+/// Keys there are: what is asked for follows a power law.
 const KEYS: u64 = 400_000;
 const STEEP: f64 = 4.2;
 
