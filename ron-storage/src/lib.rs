@@ -95,22 +95,24 @@ pub use writing::{Durability, Put, Stored};
 /// What a store may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
-    let mut lanes =
-        vec![actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS];
-    let mut locks = vec![
-        streams::PLACES,
-        holds::HOLDS,
-        objects::TABLE,
-        touched::TOUCHED,
-        large::OPENED,
-        proven::PROVEN,
-        buffers::BUFFERS,
+    let lanes = [
+        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS][..],
+        #[cfg(feature = "net")]
+        &[peers::LINKS, fetch::FETCH_EVENTS],
     ];
-    #[cfg(feature = "net")]
-    {
-        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS]);
-        locks.extend([peers::OFFERS, partial::PARTIALS]);
-    }
+    let locks = [
+        &[
+            streams::PLACES,
+            holds::HOLDS,
+            objects::TABLE,
+            touched::TOUCHED,
+            large::OPENED,
+            proven::PROVEN,
+            buffers::BUFFERS,
+        ][..],
+        #[cfg(feature = "net")]
+        &[peers::OFFERS, partial::PARTIALS],
+    ];
     let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
-    ron_core::Inventory::of(&lanes, &tasks, &locks)
+    ron_core::Inventory::of(&lanes.concat(), &tasks, &locks.concat())
 }
