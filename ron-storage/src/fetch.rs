@@ -332,7 +332,8 @@ impl Fetcher {
     ///
     /// # Errors
     /// [`FetchError::NoProviders`], [`FetchError::AllFailed`] with the outcome of each, [`FetchError::Timeout`],
-    /// [`FetchError::Store`] if it is too long or there is no room, [`FetchError::Busy`].
+    /// [`FetchError::Store`] if there is no room, [`FetchError::Busy`]. If it is longer than the store takes, each peer that
+    /// says so is out with [`PeerError::TooLarge`].
     pub async fn fetch(
         &self,
         id: ContentId,
