@@ -6,7 +6,9 @@
 //! costs about three hundred bytes for each of the log16 `n` cuts on the way to it.
 //!
 //! A fingerprint is made of the sum of the names, so it is kept up to date by one addition for each change. Sums and not
-//! exclusive ors: of those, whoever may store some hundred objects of its choice finds a set that cancels out.
+//! exclusive ors: of those, whoever may store some hundred objects of its choice finds a set that cancels out. A sum only
+//! makes that dearer: with tens of thousands of objects of its choice some 2^31 steps find a set with a sum of its choice.
+//! What must not be missed because a stranger may store is asked for by its name.
 
 use std::collections::BTreeSet;
 

@@ -176,6 +176,40 @@ async fn peers_are_not_blamed_for_a_reader_who_pauses() {
     assert!(all == pair.content);
 }
 
+/// However it ends, and wherever it goes.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_fetch_is_told() {
+    let pair = Pair::new(tight()).await;
+    let (fetcher, providers) = (pair.fetcher(), [pair.one.peer()]);
+    let mut events = fetcher.events();
+    let mut ends = || {
+        let mut ends = Vec::new();
+        while let Some(event) = events.try_recv() {
+            if let Heard::Item(FetchEvent::Ended { id, is_complete }) = event {
+                ends.push((id, is_complete));
+            }
+        }
+        ends
+    };
+    let late = fetcher.fetch(pair.id, &providers, Deadline::after(ms(200))).await;
+    assert!(matches!(late, Err(FetchError::Timeout { .. })), "{late:?}");
+    assert_eq!(ends(), [(pair.id, false)]);
+    let called_off = tokio::time::timeout(ms(200), fetcher.fetch(pair.id, &providers, soon())).await;
+    assert!(called_off.is_err());
+    assert_eq!(ends(), [(pair.id, false)]);
+    let file = Arc::new(pair.disk.create("it".as_ref()).unwrap());
+    fetcher.fetch_into(pair.id, &providers, file, soon()).await.unwrap();
+    assert_eq!(ends(), [(pair.id, true)]);
+    for id in [pair.one.put(Bytes::new()).await, pair.one.put(content(100_000, 3)).await] {
+        let mut download = fetcher.download(id, &providers, soon()).unwrap();
+        while download.next().await.unwrap().is_some() {}
+        drop(download);
+        assert_eq!(ends(), [(id, true)]);
+    }
+    drop(fetcher.download(pair.id, &providers, soon()).unwrap());
+    assert_eq!(ends(), [(pair.id, false)]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_has_an_object_that_is_too_long_is_no_liar() {
     let pair = Pair::new(Settings { object_bytes_max: 1 << 20, ..Settings::default() }).await;
