@@ -166,11 +166,12 @@ impl Large {
         };
         let (shape, mut map) = (Shape::of(len), GroupMap::new(said.groups()));
         for group in (0..said.groups()).filter(|group| said.has(*group)) {
-            let nodes = opened.nodes(shape, group..group + 1).map_err(of_disk)?;
+            // What cannot be read is fetched again, and written over.
+            let Ok(nodes) = opened.nodes(shape, group..group + 1) else { continue };
             let Ok(hashes) = group_hashes(id, shape, group..group + 1, &nodes[..]) else { continue };
             let at = shape.group(group);
             let mut content = self.buffers.take(span(&at));
-            let read = opened.data.read_at(at.start, content.as_mut()).map_err(of_disk)?;
+            let Ok(read) = opened.data.read_at(at.start, content.as_mut()) else { continue };
             content.truncate(read);
             if check_groups(shape, group, &hashes, content.as_ref()).is_ok() {
                 map.mark(group);

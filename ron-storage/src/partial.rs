@@ -85,7 +85,10 @@ impl Partials {
         let (known, mut files) = (table.files(), HashSet::new());
         for entry in entries.iter().filter(|entry| entry.is_file && entry.name.ends_with(KIND)) {
             let path = self.dir.join(&entry.name);
-            let found = self.read(&path)?;
+            let found = self.read(&path).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a note of what was fetched could not be read, and is dropped");
+                None
+            });
             let found = found.filter(|(id, kept)| {
                 let is_here = table.get(id).is_some_and(|entry| !entry.is_bad);
                 !is_here && !known.contains(&kept.file) && self.path(kept.file) == path

@@ -119,12 +119,30 @@ async fn what_a_damaged_note_was_about_does_not_stay() {
     pair.taker.host.shutdown().await;
     let notes = pair.disk.list("store/partial".as_ref()).unwrap();
     assert_eq!((notes.len(), pair.files()), (1, 2));
-    pair.disk.flip_bit(format!("store/partial/{}", notes[0].name), 70);
+    let (note, other) = (format!("store/partial/{}", notes[0].name), pair.disk.fork());
+    pair.disk.flip_bit(&note, 70);
+    other.spoil(&note, 70);
+    for (number, disk) in [(3, &pair.disk), (4, &other)] {
+        let taker = pair.world.node_on(number, disk.clone(), tight()).await;
+        assert!(taker.store.opened().was_clean);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(disk.list("store/large".as_ref()).unwrap().is_empty());
+        taker.store.put_bytes(content(11 << 20, 2), soon()).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_of_a_part_comes_again() {
+    let pair = Pair::new(tight()).await;
+    pair.call_off(is_far).await;
+    pair.taker.host.shutdown().await;
+    let files = pair.disk.list("store/large".as_ref()).unwrap();
+    let data = files.iter().find(|file| file.name.ends_with(".dat")).unwrap();
+    pair.disk.spoil(format!("store/large/{}", data.name), 70_000);
     let taker = pair.world.node_on(3, pair.disk.clone(), tight()).await;
-    assert!(taker.store.opened().was_clean);
-    tokio::time::sleep(Duration::from_secs(120)).await;
-    assert_eq!(pair.files(), 0);
-    taker.store.put_bytes(content(11 << 20, 2), soon()).await.unwrap();
+    let fetcher = Fetcher::new(taker.links.clone(), &taker.store);
+    let fetched = fetcher.fetch(pair.id, &[pair.one.peer()], soon()).await.unwrap();
+    assert!(fetched.received <= 5 << 20, "{} bytes came again", fetched.received);
 }
 
 /// There is no room for two of it, and one of the two is damaged.
