@@ -151,7 +151,7 @@ pub enum FetchEvent {
         /// Why; [`PeerError::is_lie`] tells the liars.
         error: PeerError,
     },
-    /// It is over.
+    /// It is over, also if it was called off.
     Ended {
         /// Which object.
         id: ContentId,
@@ -277,6 +277,20 @@ impl Telling {
     }
 }
 
+/// Tells the end of a fetch, however that comes.
+struct Ending {
+    telling: Arc<Telling>,
+    id: ContentId,
+    is_complete: bool,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let Ending { id, is_complete, .. } = *self;
+        self.telling.events.publish(FetchEvent::Ended { id, is_complete });
+    }
+}
+
 /// What is asked of peers that are known by their names.
 struct Providers {
     peers: Arc<dyn Peers>,
@@ -340,12 +354,14 @@ impl Fetcher {
         Ok(Engine::new(id, Box::new(source), patience, len_max, &self.telling, deadline))
     }
 
-    /// Brings an object into the store, durably, from whichever of `providers` have it. If it is here, nobody is asked. Who
-    /// fetches what another fetches already waits for that. Dropping the future ends it; what came is kept for the next.
+    /// Brings an object into the store, durably, from whichever of the first 32 `providers` have it. If it is here, nobody is
+    /// asked. Who fetches what another fetches already waits for that. Dropping the future ends it; what came is kept for the
+    /// next.
     ///
     /// # Errors
     /// [`FetchError::NoProviders`], [`FetchError::AllFailed`] with the outcome of each, [`FetchError::Timeout`],
-    /// [`FetchError::Store`] if it is too long or there is no room, [`FetchError::Busy`].
+    /// [`FetchError::Store`] if there is no room, [`FetchError::Busy`]. If it is longer than the store takes, each peer that
+    /// says so is out with [`PeerError::TooLarge`].
     pub async fn fetch(
         &self,
         id: ContentId,
@@ -367,7 +383,7 @@ impl Fetcher {
         put: Put,
         deadline: Deadline,
     ) -> Result<Fetched, FetchError> {
-        let began = now();
+        let (began, mut ending) = (now(), self.ending(id));
         let fetched = match self.engine(id, providers, deadline) {
             Ok(engine) => {
                 let into = into_store(&self.store, engine, put, deadline);
@@ -388,7 +404,7 @@ impl Fetcher {
             }
             Err(_) => self.telling.failed.add(1),
         }
-        self.telling.events.publish(FetchEvent::Ended { id, is_complete: fetched.is_ok() });
+        ending.is_complete = fetched.is_ok();
         fetched
     }
 
@@ -405,8 +421,11 @@ impl Fetcher {
         deadline: Deadline,
     ) -> Result<u64, FetchError> {
         let engine = self.engine(id, providers, deadline)?;
+        let mut ending = self.ending(id);
         let written = into::into_file(&self.store, engine, file, deadline);
-        deadline.limit("fetch", written).await.unwrap_or_else(|late| Err(late.into()))
+        let written = deadline.limit("fetch", written).await.unwrap_or_else(|late| Err(late.into()));
+        ending.is_complete = written.is_ok();
+        written
     }
 
     /// The bytes of an object in order, as soon as they are here and proven. The store keeps nothing of it.
@@ -421,7 +440,12 @@ impl Fetcher {
     ) -> Result<Download, FetchError> {
         let ahead = (self.settings.ahead_bytes / GROUP).max(1);
         let engine = self.engine(id, providers, deadline)?.limited(ahead);
-        Ok(Download { engine, ahead, next: 0, waiting: BTreeMap::new(), deadline })
+        let ending = self.ending(id);
+        Ok(Download { engine, ahead, next: 0, waiting: BTreeMap::new(), deadline, ending })
+    }
+
+    fn ending(&self, id: ContentId) -> Ending {
+        Ending { telling: Arc::clone(&self.telling), id, is_complete: false }
     }
 }
 
@@ -438,6 +462,7 @@ pub struct Download {
     next: u64,
     waiting: BTreeMap<u64, Bytes>,
     deadline: Deadline,
+    ending: Ending,
 }
 
 impl Download {
@@ -462,9 +487,13 @@ impl Download {
             if let Some(bytes) = self.waiting.remove(&self.next) {
                 self.next += 1;
                 self.engine.set_limit(self.next + self.ahead);
-                return Ok(Some(bytes).filter(|bytes| !bytes.is_empty()));
+                if bytes.is_empty() {
+                    continue;
+                }
+                return Ok(Some(bytes));
             }
             if self.engine.shape().is_some_and(|shape| self.next >= shape.groups()) {
+                self.ending.is_complete = true;
                 return Ok(None);
             }
             match self.deadline.limit("fetch", self.engine.next()).await?? {

@@ -551,11 +551,14 @@ impl Store {
         }))
     }
 
-    /// Whether an object of so many bytes would fit now.
+    /// Whether an object of so many bytes would fit now. Room is kept for one of which a part is here.
     #[cfg(feature = "net")]
-    pub(crate) fn check_fits(&self, len: u64) -> Result<(), StorageError> {
+    pub(crate) fn check_fits(&self, id: &ContentId, len: u64) -> Result<(), StorageError> {
+        if self.inner.objects.partials.len_of(id).is_some() {
+            return Ok(());
+        }
         let settings = self.settings();
-        drop(self.inner.objects.reserve(len, &settings)?);
+        drop(self.inner.objects.reserve_for(id, len, &settings)?);
         self.inner.objects.check_space(len, &settings)
     }
 

@@ -143,13 +143,14 @@ impl Large {
     #[cfg(feature = "net")]
     pub(crate) fn reopen(self: &Arc<Self>, file: u64) -> Result<Ingest, DiskError> {
         let data = self.disk.open(&self.path(file, "dat"), Access::Write)?;
-        let tree = match self.disk.open(&self.path(file, "tree"), Access::Write) {
-            Err(DiskError::NotFound { .. }) => OnceLock::new(),
-            tree => OnceLock::from(tree?),
+        let path = self.path(file, "tree");
+        let tree = match self.disk.open(&path, Access::Write) {
+            Err(DiskError::NotFound { .. }) => self.disk.create(&path)?,
+            tree => tree?,
         };
         self.ingests.fetch_add(1, Ordering::AcqRel);
         let doom = Doom { large: Arc::clone(self), file: Some(file) };
-        Ok(Ingest { data, tree, doom, began: now() })
+        Ok(Ingest { data, tree: OnceLock::from(tree), doom, began: now() })
     }
 
     /// Those of the groups that are said to be there which really are. Blocks.
@@ -165,11 +166,12 @@ impl Large {
         };
         let (shape, mut map) = (Shape::of(len), GroupMap::new(said.groups()));
         for group in (0..said.groups()).filter(|group| said.has(*group)) {
-            let nodes = opened.nodes(shape, group..group + 1).map_err(of_disk)?;
+            // What cannot be read is fetched again, and written over.
+            let Ok(nodes) = opened.nodes(shape, group..group + 1) else { continue };
             let Ok(hashes) = group_hashes(id, shape, group..group + 1, &nodes[..]) else { continue };
             let at = shape.group(group);
             let mut content = self.buffers.take(span(&at));
-            let read = opened.data.read_at(at.start, content.as_mut()).map_err(of_disk)?;
+            let Ok(read) = opened.data.read_at(at.start, content.as_mut()) else { continue };
             content.truncate(read);
             if check_groups(shape, group, &hashes, content.as_ref()).is_ok() {
                 map.mark(group);
@@ -532,6 +534,12 @@ impl Ingest {
             self.tree()?.write_at(HEADER as u64 + run[0].0 * NODE, &bytes).map_err(of_disk)?;
         }
         Ok(())
+    }
+
+    /// Makes the file of the tree, for those who write to it at once. Blocks.
+    #[cfg(feature = "net")]
+    pub(crate) fn make_tree(&self) -> Result<(), StorageError> {
+        self.tree().map(drop)
     }
 
     /// Says whose tree it is. Blocks.

@@ -100,25 +100,28 @@ pub use writing::{Durability, Put, Stored};
 /// What a store may bring to a running program: its queues, tasks and locks.
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
-    let mut lanes =
-        vec![actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS];
-    let mut locks = vec![
-        streams::PLACES,
-        holds::HOLDS,
-        objects::TABLE,
-        touched::TOUCHED,
-        large::OPENED,
-        proven::PROVEN,
-        buffers::BUFFERS,
+    let lanes = [
+        &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS][..],
+        #[cfg(feature = "net")]
+        &[peers::LINKS, fetch::FETCH_EVENTS, repair::REPAIRS, repair::HEARD, repair::EVENTS],
     ];
-    #[cfg(feature = "net")]
-    {
-        lanes.extend([peers::LINKS, fetch::FETCH_EVENTS, repair::REPAIRS, repair::HEARD, repair::EVENTS]);
-        locks.extend([peers::OFFERS, partial::PARTIALS, claims::CLAIMS, repair::PROMISES]);
-    }
-    let tasks = [actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER];
-    #[cfg(feature = "net")]
-    let tasks: Vec<_> =
-        tasks.into_iter().chain([repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER]).collect();
-    ron_core::Inventory::of(&lanes, &tasks, &locks)
+    let locks = [
+        &[
+            streams::PLACES,
+            holds::HOLDS,
+            objects::TABLE,
+            touched::TOUCHED,
+            large::OPENED,
+            proven::PROVEN,
+            buffers::BUFFERS,
+        ][..],
+        #[cfg(feature = "net")]
+        &[peers::OFFERS, partial::PARTIALS, claims::CLAIMS, repair::PROMISES],
+    ];
+    let tasks = [
+        &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER][..],
+        #[cfg(feature = "net")]
+        &[repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER],
+    ];
+    ron_core::Inventory::of(&lanes.concat(), &tasks.concat(), &locks.concat())
 }

@@ -19,12 +19,16 @@ counters! {
     UNREADABLE = "unreadable", "found_by", "Objects that the disk could not read";
     REFUSED_WRITES = "refused_writes", "reason", "Puts refused for want of space";
     REVOKED = "streams_revoked", "", "Streams that stood still and lost their place";
+    COLLECTED = "collected", "", "Objects that garbage collection deleted";
+    COMPACTED_BYTES = "compacted_bytes", "", "Bytes of the journal that compaction gave back";
+}
+
+#[cfg(feature = "net")]
+counters! {
     FETCHES = "fetches", "result", "Objects fetched from peers, by how that ended";
     FETCHED_BYTES = "fetched_bytes", "", "Verified bytes that came from peers";
     FETCH_DUPLICATE_BYTES = "fetch_duplicate_bytes", "", "Verified bytes that came from two peers";
     FETCH_DROPPED = "fetch_peers_dropped", "reason", "Peers that a fetch gave up";
-    COLLECTED = "collected", "", "Objects that garbage collection deleted";
-    COMPACTED_BYTES = "compacted_bytes", "", "Bytes of the journal that compaction gave back";
 }
 
 /// Objects kept.

@@ -384,12 +384,35 @@ impl Objects {
         drop(Reserved { objects: self, len });
     }
 
-    pub(crate) fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
+    fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
+        self.reserve_beside(None, len, settings)
+    }
+
+    /// Keeps room for an object that replaces what is here of it, which is damaged.
+    #[cfg(feature = "net")]
+    pub(crate) fn reserve_for(
+        &self,
+        id: &ContentId,
+        len: u64,
+        settings: &Settings,
+    ) -> Result<Reserved<'_>, StorageError> {
+        self.reserve_beside(Some(id), len, settings)
+    }
+
+    fn reserve_beside(
+        &self,
+        replaced: Option<&ContentId>,
+        len: u64,
+        settings: &Settings,
+    ) -> Result<Reserved<'_>, StorageError> {
         // Under the lock, so that two who come at once do not both take the last place.
         let table = self.table.lock();
         let totals = table.totals();
-        let bytes = totals.bytes.saturating_add(self.reserved_bytes.load(Ordering::Relaxed));
-        let objects = totals.objects + self.reserved_objects.load(Ordering::Relaxed);
+        let old = replaced.and_then(|id| table.get(id));
+        let (old_bytes, old_objects) = old.map_or((0, 0), |old| (old.len, 1));
+        let bytes = totals.bytes.saturating_sub(old_bytes);
+        let bytes = bytes.saturating_add(self.reserved_bytes.load(Ordering::Relaxed));
+        let objects = totals.objects - old_objects + self.reserved_objects.load(Ordering::Relaxed);
         settings.check_quota(bytes, objects, len).map_err(|error| self.counted(error))?;
         self.reserved_bytes.fetch_add(len, Ordering::Relaxed);
         self.reserved_objects.fetch_add(1, Ordering::Relaxed);

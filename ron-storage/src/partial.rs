@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use crate::{
     StorageError,
     error::of_disk,
+    holds::Hold,
     large::{Ingest, Large},
     logic::{fetch::GroupMap, table::Table, tree::Shape},
 };
@@ -88,18 +89,28 @@ impl Partials {
         let (known, mut files) = (table.files(), HashSet::new());
         for entry in entries.iter().filter(|entry| entry.is_file && entry.name.ends_with(KIND)) {
             let path = self.dir.join(&entry.name);
-            let found = self.read(&path)?;
+            let found = self.read(&path).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a note of what was fetched could not be read, and is dropped");
+                None
+            });
             let found = found.filter(|(id, kept)| {
                 let is_here = table.get(id).is_some_and(|entry| !entry.is_bad);
                 !is_here && !known.contains(&kept.file) && self.path(kept.file) == path
             });
             let Some((id, kept)) = found else {
                 self.disk.remove(&path)?;
+                // After a clean stop nobody else looks for what it was about.
+                if let Some(file) = number(&entry.name).filter(|file| !known.contains(file)) {
+                    self.large.skip_to(file.saturating_add(1));
+                    self.large.doom(file);
+                }
                 continue;
             };
             self.large.skip_to(kept.file.saturating_add(1));
             files.insert(kept.file);
-            if let Some(other) = self.shelf.lock().kept.insert(id, kept) {
+            let other = self.shelf.lock().kept.insert(id, kept);
+            if let Some(other) = other {
+                self.remove_note(other.file);
                 self.large.doom(other.file);
             }
         }
@@ -135,23 +146,35 @@ impl Partials {
         shelf.kept.get(id).filter(|kept| !kept.is_used).map(|kept| (kept.len, kept.map.clone()))
     }
 
-    /// Begins a part of an object. Only one may be at it at a time. Blocks.
-    pub(crate) fn begin(self: &Arc<Self>, id: ContentId, len: u64) -> Result<Partial, StorageError> {
+    /// Begins a part of an object. Only `one` may be at it at a time. Blocks.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        id: ContentId,
+        len: u64,
+        one: Hold,
+    ) -> Result<Partial, StorageError> {
         let ingest = self.large.begin()?;
+        // Several write at once, and only one of them could make it.
+        ingest.make_tree()?;
         let (file, map) = (ingest.file(), GroupMap::new(Shape::of(len).groups()));
         let kept = Kept { file, len, map, is_said: false, noted: 0, is_used: true, left: now() };
         self.shelf.lock().kept.insert(id, kept);
-        Ok(Partial::new(self, id, len, ingest))
+        Ok(Partial::new(self, id, len, ingest, one))
     }
 
-    /// Goes on with a part of an object. What was read from the disk is checked first. Blocks.
-    pub(crate) fn resume(self: &Arc<Self>, id: ContentId) -> Result<Option<Partial>, StorageError> {
-        let Some(Kept { file, len, map, is_said, .. }) = self.take(&id) else { return Ok(None) };
+    /// Goes on with a part of an object, or gives back who is at it if there is none. What was read from the disk is checked
+    /// first. Blocks.
+    pub(crate) fn resume(
+        self: &Arc<Self>,
+        id: ContentId,
+        one: Hold,
+    ) -> Result<Result<Partial, Hold>, StorageError> {
+        let Some(Kept { file, len, map, is_said, .. }) = self.take(&id) else { return Ok(Err(one)) };
         let ingest = match self.large.reopen(file) {
             Ok(ingest) => ingest,
             Err(DiskError::NotFound { .. }) => {
                 self.end(&id, Some(len));
-                return Ok(None);
+                return Ok(Err(one));
             }
             Err(error) => {
                 self.leave(&id);
@@ -165,7 +188,7 @@ impl Partials {
                 (kept.map, kept.is_said) = (checked, false);
             }
         }
-        Ok(Some(Partial::new(self, id, len, ingest)))
+        Ok(Ok(Partial::new(self, id, len, ingest, one)))
     }
 
     fn take(&self, id: &ContentId) -> Option<Kept> {
@@ -198,14 +221,14 @@ impl Partials {
         }
     }
 
-    /// Drops what nobody came back to for so long, and what has nothing in it. Returns the lengths for which room was
-    /// kept. Blocks.
-    pub(crate) fn sweep(&self, keep: Duration) -> Vec<u64> {
+    /// Drops what nobody came back to for so long, what has nothing in it, and what `is_here` by another way. Returns the
+    /// lengths for which room was kept. Blocks.
+    pub(crate) fn sweep(&self, keep: Duration, is_here: impl Fn(&ContentId) -> bool) -> Vec<u64> {
         let over = std::mem::take(&mut self.shelf.lock().over);
         over.iter().for_each(|(file, _)| self.remove_note(*file));
         let mut left = Vec::new();
-        self.shelf.lock().kept.retain(|_, kept| {
-            let goes = kept.is_left(keep);
+        self.shelf.lock().kept.retain(|id, kept| {
+            let goes = kept.is_left(keep) || !kept.is_used && is_here(id);
             if goes {
                 left.push((kept.file, kept.len));
             }
@@ -220,9 +243,10 @@ impl Partials {
     }
 
     /// Whether there is something to sweep.
-    pub(crate) fn has_left(&self, keep: Duration) -> bool {
+    pub(crate) fn has_left(&self, keep: Duration, is_here: impl Fn(&ContentId) -> bool) -> bool {
+        let goes = |(id, kept): (&ContentId, &Kept)| kept.is_left(keep) || !kept.is_used && is_here(id);
         let shelf = self.shelf.lock();
-        !shelf.over.is_empty() || shelf.kept.values().any(|kept| kept.is_left(keep))
+        !shelf.over.is_empty() || shelf.kept.iter().any(goes)
     }
 
     /// Writes down what is there and not noted, before a clean stop after which nobody looks for files. Blocks.
@@ -279,6 +303,12 @@ impl fmt::Debug for Partials {
     }
 }
 
+/// The number of the files that a note is about, by its name.
+fn number(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(KIND)?.strip_suffix('.')?;
+    u64::from_str_radix(digits, 16).ok()
+}
+
 fn encode(id: &ContentId, file: u64, len: u64, map: &GroupMap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + map.as_bytes().len() + SUM);
     bytes.extend_from_slice(&MAGIC);
@@ -315,6 +345,9 @@ pub(crate) struct Partial {
     len: u64,
     /// Taken when it becomes an object.
     ingest: Option<Ingest>,
+    /// Until the last job that writes to it has ended, also if whoever fetched was called off: the next one goes on with what
+    /// this one leaves.
+    _one: Hold,
 }
 
 /// A group on its way to the disk.
@@ -325,8 +358,8 @@ pub(crate) struct Arrived {
 }
 
 impl Partial {
-    fn new(partials: &Arc<Partials>, id: ContentId, len: u64, ingest: Ingest) -> Self {
-        Partial { partials: Arc::clone(partials), id, len, ingest: Some(ingest) }
+    fn new(partials: &Arc<Partials>, id: ContentId, len: u64, ingest: Ingest, one: Hold) -> Self {
+        Partial { partials: Arc::clone(partials), id, len, ingest: Some(ingest), _one: one }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -395,8 +428,38 @@ impl Drop for Partial {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 mod tests {
+    use std::{pin::pin, task::Poll};
+
+    use ron_core::disk::MemoryDisk;
+
     use super::*;
+    use crate::holds::Holds;
+
+    /// Whoever fetched was called off, and a thread still writes for it. The next one waits for that, and has what it wrote.
+    #[tokio::test]
+    async fn who_comes_next_waits_for_the_last_who_writes() {
+        let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(MemoryDisk::new()), Path::new(""));
+        disk.make_dir(&dir.join("large")).unwrap();
+        let (metrics, id) = (Metrics::default(), ContentId::of(b"x"));
+        let (large, fetching) = (Large::new(&disk, dir, &metrics), Holds::new(&metrics));
+        let partials = Partials::new(&disk, dir, &large, &metrics);
+        let one = fetching.take(id).await;
+        let fetcher = Arc::new(partials.begin(id, 3 << 16, one).unwrap());
+        // Several would make it at once.
+        assert!(disk.list(&dir.join("large")).unwrap().iter().any(|file| file.name.ends_with(".tree")));
+        let thread = Arc::clone(&fetcher);
+        drop(fetcher);
+        let mut next = pin!(fetching.take(id));
+        assert!(std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await);
+        let bytes = Bytes::from(vec![0; 1 << 16]);
+        thread.write(&[Arrived { group: 1, bytes }], Vec::new()).unwrap();
+        drop(thread);
+        let one = next.await;
+        let resumed = partials.resume(id, one).unwrap().unwrap_or_else(|_| panic!("it is kept"));
+        assert_eq!((resumed.map().marked(), resumed.map().has(1)), (1, true));
+    }
 
     #[test]
     fn a_note_is_read_as_it_is_written() {

@@ -53,7 +53,10 @@ use ron_core::{
 };
 
 pub use crate::logic::{
-    inventory::{CompareError, Comparison, Difference, Names, Part, Prefix, Question, Sum, Told, answer},
+    inventory::{
+        CompareError, Comparison, Difference, Names, Part, Prefix, QUESTION_PARTS_MAX, Question, Sum, Told,
+        answer,
+    },
     proof::ProvenGroup,
     wire::{CLAIM_BYTES_MAX, Decline, Held, Holding, IDS_MAX, Offer, RANGES_MAX, Want},
 };
@@ -273,6 +276,14 @@ pub enum PeerError {
     /// It does not take the object, and says why.
     #[error("the peer declined: {0}")]
     Declined(Decline),
+    /// It says that the object is longer than may come. That is not proven, so others may say something else.
+    #[error("the peer says that it has {size} bytes, and {limit} may come")]
+    TooLarge {
+        /// What it says.
+        size: u64,
+        /// What may come: `object_bytes_max` of the store, where an object is fetched.
+        limit: u64,
+    },
     /// It sent bytes that are not those of the object. Do not ask it again.
     #[error("the peer lied: {0}")]
     Lied(TreeError),
@@ -297,6 +308,7 @@ ron_core::refusals!(PeerError {
     | PeerError::Closed { .. }
     | PeerError::NotFound { .. }
     | PeerError::Declined(_)
+    | PeerError::TooLarge { .. }
     | PeerError::Lied(_)
     | PeerError::Foreign { .. }
     | PeerError::Refused { .. } => ErrorKind::Peer,
@@ -325,6 +337,14 @@ impl From<RpcError> for PeerError {
             RpcError::Refused { code, reason } => PeerError::Refused { code, reason },
             other => PeerError::Closed { reason: other.to_string() },
         }
+    }
+}
+
+/// What it says of a peer that its proof cannot be used.
+fn unproven(error: TreeError) -> PeerError {
+    match error {
+        TreeError::TooLarge { size, max: limit } => PeerError::TooLarge { size, limit },
+        error => PeerError::Lied(error),
     }
 }
 
@@ -372,7 +392,8 @@ impl Groups {
     /// The next group; `None` when all that was wanted is proven. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// [`PeerError::Lied`] at the first byte that is not right, or when it ends too early; what the peer met.
+    /// [`PeerError::Lied`] at the first byte that is not right, or when it ends too early; [`PeerError::TooLarge`]; what the
+    /// peer met.
     pub async fn next(&mut self) -> Result<Option<ProvenGroup>, PeerError> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -383,12 +404,12 @@ impl Groups {
     /// As [`next`](Self::next).
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<ProvenGroup>, PeerError>> {
         loop {
-            if let Some(group) = self.reader.next(&mut self.arrived).map_err(PeerError::Lied)? {
+            if let Some(group) = self.reader.next(&mut self.arrived).map_err(unproven)? {
                 return Poll::Ready(Ok(Some(group)));
             }
             if self.is_over {
                 let end = self.reader.finish(&self.arrived);
-                return Poll::Ready(end.map(|()| None).map_err(PeerError::Lied));
+                return Poll::Ready(end.map(|()| None).map_err(unproven));
             }
             match ready!(self.pieces.as_mut().poll_next(cx)).transpose()? {
                 Some(piece) if self.arrived.is_empty() => self.arrived = BytesMut::from(piece),
@@ -416,9 +437,11 @@ pub async fn compare<N: Names + ?Sized>(
     max: usize,
     deadline: Deadline,
 ) -> Result<Difference, PeerError> {
-    // Each difference takes a part for each cut, and a cut leaves at most fifteen more that look different while both change.
-    let parts_max = (max as u64).saturating_mul(64).saturating_add(1024);
-    let (mut comparison, mut all) = (Comparison::new(parts_max), Difference::default());
+    // Each difference takes a part for each of 64 cuts at most; and of any number of them, the first are found after one full
+    // question for each.
+    let parts_max = (max as u64).saturating_mul(64).saturating_add(64 * QUESTION_PARTS_MAX as u64);
+    let mut comparison = Comparison::new(parts_max).at_most(max);
+    let mut all = Difference::default();
     let foreign = |_| PeerError::Foreign { what: "inventory" };
     while let Some(question) = comparison.poll(names).map_err(foreign)? {
         let parts = peers.inventory(peer, &question, deadline).await?;

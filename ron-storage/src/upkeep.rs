@@ -193,9 +193,11 @@ impl Upkeep {
     /// Drops what was fetched of objects that nobody came back for.
     #[cfg(feature = "net")]
     async fn sweep_partials(&self, settings: &Settings) {
-        let (partials, keep) = (Arc::clone(&self.objects.partials), settings.partial_keep);
-        if partials.has_left(keep) {
-            let swept = self.objects.spawner.blocking("sweep", soon(), move || partials.sweep(keep)).await;
+        let (objects, keep) = (Arc::clone(&self.objects), settings.partial_keep);
+        let is_here = |objects: &Objects, id: &_| objects.entry(id).is_some_and(|entry| !entry.is_bad);
+        if objects.partials.has_left(keep, |id| is_here(&objects, id)) {
+            let sweep = move || objects.partials.sweep(keep, |id| is_here(&objects, id));
+            let swept = self.objects.spawner.blocking("sweep", soon(), sweep).await;
             swept.into_iter().flatten().for_each(|len| self.objects.unreserve(len));
         }
     }

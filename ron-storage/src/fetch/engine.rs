@@ -84,7 +84,11 @@ pub(crate) struct Engine {
     keeps_nodes: bool,
     received: u64,
     deadline: Deadline,
+    /// When its clock began, which stands still while nobody takes what came: whoever pauses is not what a peer is blamed
+    /// for.
     began: Instant,
+    /// Since when it stands still.
+    paused: Option<Instant>,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
     telling: Arc<Telling>,
 }
@@ -116,6 +120,7 @@ impl Engine {
             received: 0,
             deadline,
             began: now(),
+            paused: None,
             timer: None,
             telling: Arc::clone(telling),
         }
@@ -172,8 +177,12 @@ impl Engine {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Got>, FetchError>> {
+        if let Some(paused) = self.paused.take() {
+            self.began += now().saturating_duration_since(paused);
+        }
         loop {
             if let Some(got) = self.ready.pop_front() {
+                self.paused = Some(now());
                 return Poll::Ready(Ok(Some(got)));
             }
             self.follow_plan();
@@ -353,6 +362,7 @@ fn failure(error: &PeerError) -> Failure {
         PeerError::Busy { retry_after, .. } => Failure::Busy(*retry_after),
         PeerError::Refused { code: Code::Unavailable | Code::Failed, .. } => Failure::Away,
         PeerError::NotFound { .. }
+        | PeerError::TooLarge { .. }
         | PeerError::Forbidden { .. }
         | PeerError::Declined(_)
         | PeerError::Refused { .. } => Failure::Refused,

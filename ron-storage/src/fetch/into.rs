@@ -3,7 +3,7 @@
 use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use bytes::BytesMut;
-use ron_core::{Deadline, disk::File, now};
+use ron_core::{ContentId, Deadline, disk::File, now};
 
 use super::{Engine, FetchError, Fetched, engine::Got};
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     actor::run,
     error::of_disk,
     handle::Inner,
+    holds::Hold,
     logic::tree::Shape,
     partial::{Arrived, Partial},
 };
@@ -61,7 +62,7 @@ pub(crate) async fn into_store(
 ) -> Result<Fetched, FetchError> {
     let (inner, id) = (store.inner(), engine.id());
     let put = Put { expect: Some(id), len: None, ..put };
-    let _one = inner.objects.fetching.take(id).await;
+    let one = inner.objects.fetching.take(id).await;
     if let Some(stored) = store.put_known(id, put, deadline).await? {
         return Ok(Fetched { stored, received: 0, peers: engine.outcomes() });
     }
@@ -70,17 +71,17 @@ pub(crate) async fn into_store(
     let resumed = match inner.objects.partials.map_of(&id) {
         Some(_) => {
             let partials = Arc::clone(&inner.objects.partials);
-            run(&inner.puts, deadline, move || partials.resume(id)).await??
+            run(&inner.puts, deadline, move || partials.resume(id, one)).await??
         }
-        None => None,
+        None => Err(one),
     };
     let first = match &resumed {
-        Some(partial) => {
+        Ok(partial) => {
             engine.resume(Shape::of(partial.len()), partial.map());
             None
         }
         // Whatever it is, its nodes may be needed.
-        None => {
+        Err(_) => {
             engine.keep_nodes();
             engine.next().await?
         }
@@ -88,8 +89,8 @@ pub(crate) async fn into_store(
     engine.keep_nodes();
     let shape = engine.shape().expect("known with the first group");
     let len = shape.size();
-    let (existed, durability) = if resumed.is_none() && len <= u64::from(settings.small_bytes_max) {
-        let reserved = inner.objects.reserve(len, &settings)?;
+    let (existed, durability) = if resumed.is_err() && len <= u64::from(settings.small_bytes_max) {
+        let reserved = inner.objects.reserve_for(&id, len, &settings)?;
         let mut content = BytesMut::new();
         let mut got = first;
         let content = loop {
@@ -108,8 +109,8 @@ pub(crate) async fn into_store(
         inner.objects.put_small(id, content, (put, reserved.len()), &settings, deadline).await?
     } else {
         let partial = match resumed {
-            Some(partial) => partial,
-            None => begin(inner, (id, len), deadline).await?,
+            Ok(partial) => partial,
+            Err(one) => begin(inner, (id, len), one, deadline).await?,
         };
         let partial = Arc::new(partial);
         let gathered = gather(inner, &mut engine, &partial, first, deadline, || place.moved("fetch")).await;
@@ -129,18 +130,23 @@ pub(crate) async fn into_store(
 /// Makes room for a large object and begins it.
 async fn begin(
     inner: &Inner,
-    (id, len): (ron_core::ContentId, u64),
+    (id, len): (ContentId, u64),
+    one: Hold,
     deadline: Deadline,
 ) -> Result<Partial, FetchError> {
     let settings = inner.settings.load();
     // Not spent: each piece asks again, and others may have been quicker.
-    let reserved = inner.objects.reserve(len, &settings)?;
     inner.objects.check_space(len, &settings)?;
-    let partials = Arc::clone(&inner.objects.partials);
-    let partial = run(&inner.puts, deadline, move || partials.begin(id, len)).await??;
-    // From here on until it is an object or swept.
-    reserved.keep();
-    Ok(partial)
+    let objects = Arc::clone(&inner.objects);
+    // Both or none, also if nobody waits for it any more.
+    let both = move || {
+        let reserved = objects.reserve_for(&id, len, &settings)?;
+        let partial = objects.partials.begin(id, len, one)?;
+        // From here on until it is an object or swept.
+        reserved.keep();
+        Ok::<_, StorageError>(partial)
+    };
+    Ok(run(&inner.puts, deadline, both).await??)
 }
 
 /// Writes everything that the engine brings.
@@ -215,7 +221,7 @@ async fn gather(
 async fn complete(
     inner: &Inner,
     partial: Arc<Partial>,
-    (id, len): (ron_core::ContentId, u64),
+    (id, len): (ContentId, u64),
     put: Put,
     deadline: Deadline,
 ) -> Result<(bool, Durability), FetchError> {

@@ -347,7 +347,9 @@ impl Plan {
             return;
         }
         let pause = PAUSE * 2u32.saturating_pow(state.failures - 1);
-        state.not_before = now + if let Failure::Busy(pause) = failure { pause } else { pause };
+        let pause = if let Failure::Busy(asked) = failure { asked } else { pause };
+        // However long it asks for: a peer that is silent for longer is given up, too.
+        state.not_before = now + pause.min(self.patience.stall_max);
     }
 
     /// Takes a question off the list, and gives what it owed back. Says whom it was asked of.
@@ -740,6 +742,18 @@ mod tests {
         assert!(!run(10, &[], None).done);
         let silent = run(500, &[Way::Silent(3)], None);
         assert_eq!((silent.done, silent.gone[0]), (false, Some(Failure::Stalled)));
+    }
+
+    #[test]
+    fn a_peer_cannot_ask_for_more_patience_than_there_is() {
+        let mut plan = Plan::new(1, PATIENCE);
+        let mut now = Duration::ZERO;
+        for _ in 0..PATIENCE.tries_max {
+            let Some(Step::Probe { ask, .. }) = plan.poll(now) else { panic!("it is asked again") };
+            plan.on_end(ask, Some(Failure::Busy(Duration::MAX)), now);
+            now = plan.wake_at(now).unwrap_or(now);
+        }
+        assert!(plan.is_lost() && now <= PATIENCE.stall_max * PATIENCE.tries_max);
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //! costs about three hundred bytes for each of the log16 `n` cuts on the way to it.
 //!
 //! A fingerprint is made of the sum of the names, so it is kept up to date by one addition for each change. Sums and not
-//! exclusive ors: of those, whoever may store some hundred objects of its choice finds a set that cancels out.
+//! exclusive ors: of those, whoever may store some hundred objects of its choice finds a set that cancels out. A sum only
+//! makes that dearer: with tens of thousands of objects of its choice some 2^31 steps find a set with a sum of its choice.
+//! What must not be missed because a stranger may store is asked for by its name.
 
 use std::collections::BTreeSet;
 
@@ -278,21 +280,31 @@ pub enum CompareError {
 
 /// A comparison, from the side of the one who asks. Ask what [`poll`](Self::poll) says until it says nothing.
 ///
-/// Both sets may change meanwhile: what is found is what differed when it was looked at. It holds at most some thousand
-/// parts, whatever it is told, because the deepest are asked first.
+/// Both sets may change meanwhile: what is found is what differed when it was looked at. It holds at most a quarter of a
+/// million parts, whatever it is told, because the deepest are asked first.
 #[derive(Debug)]
 pub struct Comparison {
     waiting: Vec<Prefix>,
     asked: Vec<Prefix>,
     parts_left: u64,
     parts_max: u64,
+    names_max: usize,
 }
 
 impl Comparison {
     /// A comparison of everything, which ends after `parts_max` parts: one who lies could go on for ever.
     #[must_use]
     pub fn new(parts_max: u64) -> Self {
-        Comparison { waiting: vec![Prefix::ALL], asked: Vec::new(), parts_left: parts_max, parts_max }
+        let (waiting, names_max) = (vec![Prefix::ALL], usize::MAX);
+        Comparison { waiting, asked: Vec::new(), parts_left: parts_max, parts_max, names_max }
+    }
+
+    /// Lists only some more than so many names of this node for one answer: one who has nothing, or says so, would be told
+    /// of everything.
+    #[must_use]
+    pub fn at_most(mut self, names: usize) -> Self {
+        self.names_max = names;
+        self
     }
 
     /// The next question; `None` at the end, and while one is open.
@@ -326,6 +338,7 @@ impl Comparison {
         }
         let mut found = Difference::default();
         for (prefix, part) in asked.iter().zip(answer) {
+            let room = self.names_max.saturating_sub(found.len()).saturating_add(1);
             match part {
                 Part::Same => {}
                 Part::Listed(theirs) => {
@@ -333,15 +346,19 @@ impl Comparison {
                     if !in_order || !theirs.iter().all(|id| prefix.holds(id)) {
                         return Err(CompareError::Foreign);
                     }
-                    let ours = names.list(prefix, usize::MAX);
-                    let missing = |id: &&ContentId| ours.binary_search(id).is_err();
+                    let max = room.saturating_add(theirs.len());
+                    let ours = names.list(prefix, max);
+                    // Behind the end of a list that was cut nothing is known.
+                    let end = ours.last().filter(|_| ours.len() == max);
+                    let missing =
+                        |id: &&ContentId| ours.binary_search(id).is_err() && end.is_none_or(|end| *id <= end);
                     found.theirs.extend(theirs.iter().filter(missing));
                     found.ours.extend(ours.iter().filter(|id| theirs.binary_search(id).is_err()));
                 }
                 Part::Cut(parts) => {
                     for (told, part) in parts.iter().zip(prefix.parts()) {
                         if told.count == 0 {
-                            found.ours.extend(names.list(&part, usize::MAX));
+                            found.ours.extend(names.list(&part, room));
                         } else if names.sum(&part).told() != *told {
                             self.waiting.push(part);
                         }
@@ -431,6 +448,34 @@ mod tests {
         assert!(bytes < 5000 * 80, "{bytes}");
         let (found, trips, _) = compare(&all, &none);
         assert_eq!((found.ours.len(), trips), (5000, 1));
+    }
+
+    /// Names that are not listed by the thousand.
+    struct Long(BTreeSet<ContentId>);
+
+    impl Names for Long {
+        fn sum(&self, prefix: &Prefix) -> Sum {
+            self.0.sum(prefix)
+        }
+
+        fn list(&self, prefix: &Prefix, max: usize) -> Vec<ContentId> {
+            assert!(max <= 10 + 1 + LISTED_MAX as usize, "{max}");
+            self.0.list(prefix, max)
+        }
+    }
+
+    #[test]
+    fn no_more_is_listed_than_is_wanted() {
+        let ours = Long((0..5000).map(id).collect());
+        let some: BTreeSet<_> = (4995..5010).map(id).collect();
+        for theirs in [BTreeSet::new(), some] {
+            let mut comparison = Comparison::new(1 << 20).at_most(10);
+            let question = comparison.poll(&ours).unwrap().unwrap();
+            let found = comparison.on_answer(&ours, &answer(&theirs, &question)).unwrap();
+            assert!(found.ours.len() > 10, "{}", found.ours.len());
+            assert!(found.ours.iter().all(|id| !theirs.contains(id)));
+            assert!(found.theirs.iter().all(|id| !ours.0.contains(id)));
+        }
     }
 
     #[test]

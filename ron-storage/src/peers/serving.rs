@@ -235,7 +235,7 @@ async fn receive(
     }
     // Before anything comes. It is kept for it once it has begun.
     let is_here = store.readable(offer.id, request.deadline()).is_ok();
-    if let (false, Err(error)) = (is_here, store.check_fits(offer.len)) {
+    if let (false, Err(error)) = (is_here, store.check_fits(&offer.id, offer.len)) {
         return declined(error.into());
     }
     // Silence ends it, here and there.
@@ -259,6 +259,11 @@ async fn receive(
         Ok(fetched) => fetched.stored,
         Err(error) => return declined(error),
     };
+    // What the host judged is not what came.
+    if stored.len != offer.len {
+        let reason = format!("it has {} bytes, and {} were offered", stored.len, offer.len);
+        return Ok(Err(Decline::Source { reason }));
+    }
     if let Err(decline) = rules.policy.keep(request.peer(), offer, request.deadline()).await {
         return Ok(Err(decline));
     }

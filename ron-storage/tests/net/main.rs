@@ -5,4 +5,5 @@
 
 mod asking;
 mod fetching;
+mod leaving;
 mod world;
