@@ -138,8 +138,15 @@ impl CacheJanitor<'_> {
     }
 
     fn finish(&mut self, flight: &Arc<Flight>, finished: Finished) {
-        let Finished { outcome, also, is_kept } = finished;
+        let Finished { mut outcome, also, is_kept } = finished;
+        let (now, staleness) = (now(), self.inner.settings.load().staleness());
         let known = self.inner.cache.peek(&flight.key);
+        // A source that is behind what it has proven before knows nothing: the newer answer is better, even a stale one.
+        if let (Some(known), Ok(entry)) = (&known, &outcome) {
+            if known.is_newer_than(entry) && known.freshness(now, &staleness) != Freshness::Over {
+                outcome = Err(IndexError::Unavailable);
+            }
+        }
         // One that was detached read what has been purged since: it is told to those who waited, and not kept.
         let is_current =
             self.inner.flights.lock().get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
@@ -158,12 +165,9 @@ impl CacheJanitor<'_> {
             Ok(_) => {}
             Err(_) => {
                 if let Some(known) = &known {
-                    known.on_failure(now(), self.inner.settings.load().failure_pause);
+                    known.on_failure(now, self.inner.settings.load().failure_pause);
                 }
             }
-        }
-        if let Some(known) = known {
-            known.is_refreshing.store(false, std::sync::atomic::Ordering::Release);
         }
         self.inner.land(flight, outcome);
     }
@@ -209,7 +213,7 @@ impl CacheJanitor<'_> {
             }
         }
         let adapting = self.inner.adapting.lock();
-        let delay = adapting.hedging.delay(settings.hedge_after, settings.hedge_min, settings.budget / 2);
+        let delay = settings.hedge_delay(&adapting.hedging);
         self.inner.metrics.gauge(HEDGE_DELAY).set(delay.as_secs_f64());
         if let Some(limit) = &adapting.limit {
             self.inner.metrics.gauge(LOOKUPS_MAX).set(limit.limit() as f64);

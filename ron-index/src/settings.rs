@@ -6,6 +6,7 @@ use ron_core::{BreakerSettings, Capacity, ConfigError, GateLimits, GateSettings,
 
 use crate::logic::{
     cache::{BYTES_MIN, Staleness},
+    hedge::Hedging,
     key::Key,
     rank::RankSettings,
 };
@@ -232,6 +233,12 @@ impl Settings {
             Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
             None => new.check(),
         }
+    }
+
+    /// After how long another source is asked besides, by what was seen so far: no later than when half of the budget is
+    /// spent, unless the delay to begin with is later.
+    pub(crate) fn hedge_delay(&self, hedging: &Hedging) -> Duration {
+        hedging.delay(self.hedge_after, self.hedge_min, (self.budget / 2).max(self.hedge_after))
     }
 
     pub(crate) fn breaker(&self) -> BreakerSettings {
