@@ -420,3 +420,63 @@ async fn providers_are_told_as_they_are_found() {
     assert_eq!(world.index.find(&content(2), 2, soon()).unwrap_err(), IndexError::NotFound);
     world.host.shutdown().await;
 }
+
+/// Whoever asks for providers one by one is told of a stale answer too, and that it is one.
+#[tokio::test(start_paused = true)]
+async fn providers_of_a_stale_answer_are_told_as_such() {
+    let source = finds();
+    let world = World::of(&[&source]);
+    world.index.resolve(&content(1), soon()).await.unwrap();
+    source.now_does(ms(0), Does::Hangs);
+    sleep_secs(301).await;
+    let mut found = world.index.find(&content(1), 5, soon()).unwrap();
+    assert!(found.next().await.unwrap().is_some());
+    assert_eq!(found.stale(), Some(Stale::WhileRevalidate));
+    sleep_secs(60).await;
+    let began = now();
+    let mut found = world.index.find(&content(1), 5, soon()).unwrap();
+    assert_eq!(found.stale(), None, "nobody knows yet");
+    let mut told = 0;
+    while found.next().await.unwrap().is_some() {
+        told += 1;
+    }
+    assert_eq!((told, found.stale()), (3, Some(Stale::IfError)));
+    assert!((ms(1150)..=ms(1250)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(found.age().is_some_and(|(age, ttl)| age > ttl));
+    world.host.shutdown().await;
+}
+
+/// What is known of content is not made younger by a name that leads to it.
+#[tokio::test(start_paused = true)]
+async fn a_name_lives_no_longer_than_what_it_was_made_of() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 1);
+    let world = World::start(Index::builder().names(book).providers(source.clone()), Settings::default());
+    world.index.resolve(&content(1), soon()).await.unwrap();
+    sleep_secs(280).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!((source.asked(), answer.ttl().as_secs()), (1, 20));
+    world.host.shutdown().await;
+}
+
+/// A source that has fallen behind is not believed: the newer answer is served, marked, for as long as a stale one may be.
+/// The versions of another source are another matter.
+#[tokio::test(start_paused = true)]
+async fn an_older_version_is_never_told_while_a_newer_one_is_known() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 5);
+    let world = World::start(Index::builder().names(book.clone()).providers(source), Settings::default());
+    world.index.resolve(&name("a"), soon()).await.unwrap();
+    book.bind("a", &content(2), 4);
+    sleep_secs(120).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!((&answer.resolution().content, answer.stale), (&content(1), Some(Stale::IfError)));
+    sleep_secs(3600).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!(
+        (&answer.resolution().content, answer.stale),
+        (&content(2), None),
+        "in the end it is all there is"
+    );
+    world.host.shutdown().await;
+}
