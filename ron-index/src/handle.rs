@@ -577,7 +577,7 @@ impl Index {
     /// Looks it up if it is not known. Says whether that is new.
     ///
     /// # Errors
-    /// [`IndexError::PinsFull`]; else as [`resolve`](Self::resolve), and then nothing is pinned.
+    /// [`IndexError::PinsFull`], [`IndexError::PinsHeavy`]; else as [`resolve`](Self::resolve), and then nothing is pinned.
     pub async fn pin(&self, key: &Key, deadline: Deadline) -> Result<bool, IndexError> {
         self.resolve(key, deadline).await?;
         let write = |reply| Write::Pin(key.clone(), true, reply);

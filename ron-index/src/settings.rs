@@ -91,7 +91,7 @@ pub struct Settings {
     pub clients_remembered: usize,
     /// Lets fewer lookups in while they take long, down to eight. Default off: the lane and the workers are the limit.
     pub adaptive: bool,
-    /// Keys that may be pinned. Default 1024.
+    /// Keys that may be pinned. Default 1024. Their answers may take half of the cache.
     pub pins_max: usize,
     /// Which provider is first.
     pub rank: RankSettings,

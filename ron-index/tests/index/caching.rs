@@ -480,3 +480,48 @@ async fn an_older_version_is_never_told_while_a_newer_one_is_known() {
     );
     world.host.shutdown().await;
 }
+
+/// What is pinned has a bound too: the cache could not make room in it.
+#[tokio::test(start_paused = true)]
+async fn pins_take_half_of_the_cache_at_most() {
+    let source = Scripted::new("source", ms(0), Does::Finds((0..32).collect()));
+    let world = World::with(&[&source], Settings { cache_bytes: 1 << 20, ..Settings::default() });
+    let mut pinned = 0;
+    let refused = loop {
+        match world.index.pin(&content(pinned), soon()).await {
+            Ok(is_new) => assert!(is_new && pinned < 1000),
+            Err(error) => break error,
+        }
+        pinned += 1;
+    };
+    assert_eq!(refused, IndexError::PinsHeavy { max_bytes: 1 << 19 });
+    assert!(pinned > 20 && world.index.status().bytes <= 1 << 20, "{pinned} {:?}", world.index.status());
+    // One that goes makes room for another, and one that was forgotten takes none until it is there again.
+    assert!(world.index.unpin(&content(0), soon()).await.unwrap());
+    assert!(world.index.pin(&content(5000), soon()).await.unwrap());
+    world.index.clear(soon()).await.unwrap();
+    assert!(world.index.pin(&content(5001), soon()).await.unwrap());
+    sleep_secs(600).await;
+    assert!(world.index.status().bytes <= 1 << 20, "{:?}", world.index.status());
+    world.host.shutdown().await;
+}
+
+/// Content that is purged while a name that leads to it is looked up is not known again by that.
+#[tokio::test(start_paused = true)]
+async fn a_purge_reaches_what_a_name_finds_by_the_way() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 1);
+    let world = World::start(Index::builder().names(book).providers(source.clone()), Settings::default());
+    let named = name("a");
+    let (answer, ()) = tokio::join!(world.index.resolve(&named, soon()), async {
+        tokio::time::sleep(ms(10)).await;
+        world.index.purge(&content(1), soon()).await.unwrap();
+    });
+    answer.unwrap();
+    assert!(world.index.cached(&content(1)).is_none(), "it was read before the purge");
+    world.index.purge(&name("a"), soon()).await.unwrap();
+    tokio::time::sleep(ms(1)).await;
+    world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert!(world.index.cached(&content(1)).is_some(), "and this after it");
+    world.host.shutdown().await;
+}
