@@ -157,8 +157,14 @@ impl Client {
         Err(ClientError::Refused { status: status.as_u16(), code: text("code"), words, retry_after })
     }
 
+    /// Whom a request is for, as the header `Host` has it.
+    fn server(&self) -> String {
+        let is_v6 = self.host.contains(':');
+        if is_v6 { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+    }
+
     async fn ask(&self, path: String) -> Result<(StatusCode, Option<Duration>, Bytes), ClientError> {
-        let server = format!("{}:{}", self.host, self.port);
+        let server = self.server();
         let unreachable = |source| ClientError::Unreachable { server: server.clone(), source };
         let broken = |source| ClientError::Broken { source };
         let request = Request::builder().uri(path).header(header::HOST, &server).body(Empty::<Bytes>::new());
@@ -218,4 +224,23 @@ fn escape(text: &str) -> String {
         }
     }
     escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_named_as_http_does() {
+        for (url, server) in [
+            ("http://[::1]:4711", "[::1]:4711"),
+            ("http://127.0.0.1:4711/x/", "127.0.0.1:4711"),
+            ("http://index.test", "index.test:80"),
+        ] {
+            assert_eq!(Client::new(url).unwrap().server(), server);
+        }
+        for wrong in ["", "https://index.test", "index.test", "http://"] {
+            assert!(matches!(Client::new(wrong), Err(ClientError::Address { .. })), "{wrong}");
+        }
+    }
 }

@@ -56,6 +56,13 @@ pub enum IndexError {
         /// How many may be.
         max: usize,
     },
+    /// The answers that are pinned take as much of the cache as they may, which is half. Take a pin back first, or give the cache
+    /// more bytes.
+    #[error("what is pinned takes {max_bytes} bytes already")]
+    PinsHeavy {
+        /// How many it may.
+        max_bytes: u64,
+    },
     /// The settings do not fit.
     #[error("settings: {0}")]
     Config(ConfigError),
@@ -84,5 +91,9 @@ impl IndexError {
 ron_core::refusals!(IndexError {
     IndexError::BreakerOpen { .. } => ErrorKind::NotReady,
     IndexError::Unavailable => ErrorKind::Peer,
-    IndexError::NotFound | IndexError::Key(_) | IndexError::PinsFull { .. } | IndexError::Config(_) => ErrorKind::Caller,
+    IndexError::NotFound
+    | IndexError::Key(_)
+    | IndexError::PinsFull { .. }
+    | IndexError::PinsHeavy { .. }
+    | IndexError::Config(_) => ErrorKind::Caller,
 } retry { IndexError::BreakerOpen { retry_after, .. } => *retry_after });

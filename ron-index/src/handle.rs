@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use ron_core::{
     Affects, BreakerState, Capacity, ClientKey, Counter, Deadline, Feed, Gate, Inbox, Lane, LaneSpec, Lock,
     Metrics, NodeId, Pass, Ratio, ReadyGate, ReadyStatus, Restart, Snapshot, Stopped, Subscriber, Supervisor,
-    TaskSpec, now,
+    Tally, TaskSpec, now,
 };
 use tokio::time::Instant;
 
@@ -23,6 +23,7 @@ use crate::{
         rank::{Ranked, Reputation},
     },
     lookup,
+    many::Many,
     metrics::{BREAKER_OPEN, Counts, INVALID, LOOKUP_SECONDS, RESOLVE_SECONDS, SOURCE_ERRORS},
     settings::Settings,
     source::{Manifests, Names, Provider, Providers},
@@ -477,39 +478,68 @@ impl Index {
     /// As [`resolve`](Self::resolve), without waiting for anything but a place.
     pub fn find(&self, content: &Key, limit: usize, deadline: Deadline) -> Result<Found, IndexError> {
         let pass = self.enter()?;
-        let state = match self.look(content, now()) {
-            Look::Answer(answer) => Finding::Known(answer.entry),
+        let counts = &self.inner().counts;
+        let (state, stale) = match self.look(content, now()) {
+            Look::Answer(answer) => (Finding::Known(answer.entry), answer.stale),
             Look::Nothing => return Err(IndexError::NotFound),
-            Look::Miss(stale) => {
-                self.inner().counts.misses.add(1);
+            Look::Miss(older) => {
+                counts.misses.add(1);
                 match self.inner().join(content, Purpose::Caller(self.client)) {
                     Ok(Joined::Known(entry)) if entry.found.is_none() => return Err(IndexError::NotFound),
-                    Ok(Joined::Known(entry)) => Finding::Known(entry),
-                    Ok(Joined::Waiting(waiter)) => Finding::Coming(waiter),
-                    Err(error) => Finding::Known(stale.filter(|_| error.is_mishap()).ok_or(error)?),
+                    Ok(Joined::Known(entry)) => (Finding::Known(entry), None),
+                    Ok(Joined::Waiting(waiter)) => (Finding::Coming(waiter, older), None),
+                    Err(error) => {
+                        let older = older.filter(|_| error.is_mishap()).ok_or(error)?;
+                        counts.if_error.add(1);
+                        (Finding::Known(older), Some(Stale::IfError))
+                    }
                 }
             }
         };
-        Ok(Found { state, next: 0, limit, deadline, _pass: pass })
+        Ok(Found { state, stale, next: 0, limit, deadline, if_error: counts.if_error.clone(), _pass: pass })
     }
 
     /// Where a node can be reached, by whichever source knows; `None` if none does. Nothing of it is kept.
     ///
     /// # Errors
-    /// [`IndexError::Timeout`], [`IndexError::Busy`], [`IndexError::Unavailable`] if none could answer.
+    /// [`IndexError::Timeout`], [`IndexError::Busy`], [`IndexError::Unavailable`] and [`IndexError::BreakerOpen`] if none could
+    /// answer.
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
         let _pass = self.enter()?;
-        let deadline = deadline.within(self.inner().settings.load().budget);
-        let mut is_answered = false;
-        for source in &self.inner().sources.providers {
-            match deadline.limit("locate", source.locate(node, deadline)).await? {
-                Ok(Some(provider)) => return Ok(Some(provider)),
-                Ok(None) => is_answered = true,
-                Err(error) => tracing::debug!(source = source.label(), %error, "locate"),
+        let inner = self.inner();
+        let deadline = deadline.within(inner.settings.load().budget);
+        // All at once: one that is silent must not keep the others from answering.
+        let mut out: Many<&'static str, _> = Many::default();
+        for (at, source) in inner.sources.providers.iter().enumerate() {
+            if inner.left_alone(Source::Providers(at)).is_none() {
+                let asked = Arc::clone(source);
+                out.push(source.label(), Box::pin(async move { asked.locate(node, deadline).await }));
             }
         }
-        let is_answered = is_answered || self.inner().sources.providers.is_empty();
-        if is_answered { Ok(None) } else { Err(IndexError::Unavailable) }
+        let is_refused = out.is_empty() && !inner.sources.providers.is_empty();
+        let (mut answered, mut failed) = (0, 0);
+        while !out.is_empty() {
+            let said = deadline.limit("locate", out.next(|| false)).await?;
+            match said {
+                Some((_, Ok(Ok(Some(provider))))) => return Ok(Some(provider)),
+                Some((_, Ok(Ok(None)))) => answered += 1,
+                Some((source, Ok(Err(error)))) => {
+                    failed += 1;
+                    tracing::debug!(source, %error, "locate");
+                }
+                Some((source, Err(()))) => {
+                    failed += 1;
+                    inner.metrics.tally(Counter::TasksPanicked, "source").add(1);
+                    tracing::error!(source, "a source panicked");
+                }
+                None => {}
+            }
+        }
+        match (answered, failed) {
+            _ if is_refused => Err(inner.breaker_open()),
+            (0, 1..) => Err(IndexError::Unavailable),
+            _ => Ok(None),
+        }
     }
 
     /// Forgets what is known about `key` and looks it up again.
@@ -547,7 +577,7 @@ impl Index {
     /// Looks it up if it is not known. Says whether that is new.
     ///
     /// # Errors
-    /// [`IndexError::PinsFull`]; else as [`resolve`](Self::resolve), and then nothing is pinned.
+    /// [`IndexError::PinsFull`], [`IndexError::PinsHeavy`]; else as [`resolve`](Self::resolve), and then nothing is pinned.
     pub async fn pin(&self, key: &Key, deadline: Deadline) -> Result<bool, IndexError> {
         self.resolve(key, deadline).await?;
         let write = |reply| Write::Pin(key.clone(), true, reply);
@@ -580,7 +610,6 @@ impl Index {
     pub fn status(&self) -> Status {
         let inner = self.inner();
         let settings = inner.settings.load();
-        let (min, max) = (settings.hedge_min, settings.budget / 2);
         let views = inner.breakers.load();
         let state = |source: Source| (inner.sources.label(source), views[inner.sources.number(source)].state);
         Status {
@@ -588,7 +617,7 @@ impl Index {
             bytes: inner.cache.bytes(),
             lookups: inner.flights.lock().len(),
             waiting: inner.work.depth(),
-            hedge_delay: inner.adapting.lock().hedging.delay(settings.hedge_after, min, max),
+            hedge_delay: settings.hedge_delay(&inner.adapting.lock().hedging),
             sources: inner.sources.all().into_iter().map(state).collect(),
         }
     }
@@ -740,16 +769,19 @@ impl fmt::Debug for Index {
 #[derive(Debug)]
 pub struct Found {
     state: Finding,
+    stale: Option<Stale>,
     next: usize,
     limit: usize,
     deadline: Deadline,
+    if_error: Tally,
     _pass: Option<Pass>,
 }
 
 #[derive(Debug)]
 enum Finding {
     Known(Arc<Entry>),
-    Coming(Waiter),
+    /// With an older answer, if there is one that is good enough when this fails.
+    Coming(Waiter, Option<Arc<Entry>>),
     Over,
 }
 
@@ -757,19 +789,19 @@ impl Found {
     /// The next provider and who said so; `None` when there are no more. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// As [`Index::resolve`], once, if nobody was found.
+    /// As [`Index::resolve`], once, if nobody was found. Where there is an older answer that is still good enough, that is told
+    /// instead, and [`stale`](Self::stale) says so.
     pub async fn next(&mut self) -> Result<Option<(Provider, &'static str)>, IndexError> {
         if self.next >= self.limit {
             self.state = Finding::Over;
         }
-        match &self.state {
-            Finding::Over => Ok(None),
+        let error = match &self.state {
+            Finding::Over => return Ok(None),
             Finding::Known(entry) => {
-                let ranked = entry.found.as_ref().and_then(|found| found.providers.get(self.next));
                 self.next += 1;
-                Ok(ranked.map(|ranked| (ranked.provider.clone(), ranked.source)))
+                return Ok(provider_at(entry, self.next - 1));
             }
-            Finding::Coming(waiter) => {
+            Finding::Coming(waiter, _) => {
                 let until = waiter.patience(self.deadline);
                 let mut progress = waiter.0.progress.watch();
                 loop {
@@ -781,29 +813,43 @@ impl Found {
                     match &seen.outcome {
                         // A lookup that took its providers from the cache has told them to nobody on the way.
                         Some(Ok(entry)) if seen.providers.is_empty() && entry.found.is_some() => {
-                            let found = entry.found.as_ref().and_then(|found| found.providers.get(self.next));
                             self.next += 1;
-                            return Ok(found.map(|ranked| (ranked.provider.clone(), ranked.source)));
+                            return Ok(provider_at(entry, self.next - 1));
                         }
                         Some(Ok(entry)) => {
                             let is_nothing = entry.found.is_none();
                             self.state = Finding::Over;
                             return if is_nothing { Err(IndexError::NotFound) } else { Ok(None) };
                         }
-                        Some(Err(error)) => {
-                            let error = error.clone();
-                            self.state = Finding::Over;
-                            return if self.next == 0 { Err(error) } else { Ok(None) };
-                        }
+                        Some(Err(error)) => break error.clone(),
                         None => {}
                     }
                     if let Err(late) = until.limit("find", progress.changed()).await {
-                        self.state = Finding::Over;
-                        return if self.next == 0 { Err(late.into()) } else { Ok(None) };
+                        break late.into();
                     }
                 }
             }
+        };
+        let older = match std::mem::replace(&mut self.state, Finding::Over) {
+            Finding::Coming(_, older) => older.filter(|_| error.is_mishap()),
+            Finding::Known(_) | Finding::Over => None,
+        };
+        // What was told is true, and the older answer would only tell it again.
+        if self.next > 0 {
+            return Ok(None);
         }
+        let older = older.ok_or(error)?;
+        self.if_error.add(1);
+        (self.stale, self.next) = (Some(Stale::IfError), 1);
+        let first = provider_at(&older, 0);
+        self.state = Finding::Known(older);
+        Ok(first)
+    }
+
+    /// Why what is told is not fresh; nothing if it is, or if that is not known before the first [`next`](Self::next).
+    #[must_use]
+    pub fn stale(&self) -> Option<Stale> {
+        self.stale
     }
 
     /// How old what is told is, and how long it is good in all; nothing if it is being looked up.
@@ -814,6 +860,11 @@ impl Found {
             _ => None,
         }
     }
+}
+
+fn provider_at(entry: &Entry, at: usize) -> Option<(Provider, &'static str)> {
+    let ranked = entry.found.as_ref()?.providers.get(at)?;
+    Some((ranked.provider.clone(), ranked.source))
 }
 
 /// The wall clock. It only tells how old the words of providers are.

@@ -17,7 +17,7 @@
 //! # Caching
 //!
 //! Answers have `ETag`, `Cache-Control`, `Age` and `Vary`, and `If-None-Match` is answered with 304. An answer that is no
-//! longer fresh says so in its body (`stale`) and in `x-ron-stale`: `while_revalidate` or `if_error`.
+//! longer fresh says so in `x-ron-stale`: `while_revalidate` or `if_error`; and in its body (`stale`), where that is JSON of ours.
 //!
 //! # What is refused
 //!

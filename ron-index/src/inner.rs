@@ -231,7 +231,16 @@ impl Inner {
         if is_it {
             flights.remove(&flight.key);
         }
+        drop(flights);
+        self.on_over(&flight.key);
         is_it
+    }
+
+    /// A lookup of `key` is over, however it ended: whoever finds the answer old may begin another.
+    fn on_over(&self, key: &Key) {
+        if let Some(known) = self.cache.peek(key) {
+            known.is_refreshing.store(false, Ordering::Release);
+        }
     }
 
     /// Takes a lookup that nobody waits for out. Says whether it did.
@@ -243,6 +252,8 @@ impl Inner {
         if flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
             flights.remove(&flight.key);
         }
+        drop(flights);
+        self.on_over(&flight.key);
         true
     }
 

@@ -1,6 +1,6 @@
 //! The two who write: one into the cache, one into the table of breakers. Everybody else tells them what happened.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ron_core::{Breaker, BreakerState, Deadline, Inbox, LaneSpec, Reply, Restart, Stop, TaskSpec, now};
 use tokio::time::{Instant, sleep_until};
@@ -71,7 +71,8 @@ pub(crate) struct Behaviour {
 /// Keeps the cache until the lane is closed and empty; then tells those who still wait.
 pub(crate) async fn keep_cache(inner: Arc<Inner>, writer: Arc<CacheWriter>, inbox: Inbox<Write>) {
     let mut settings = inner.settings.watch();
-    let mut janitor = CacheJanitor { inner: &inner, writer: &writer, pins: HashSet::new() };
+    let mut janitor =
+        CacheJanitor { inner: &inner, writer: &writer, pins: Pins::default(), content_purged: None };
     let mut sweep_at = now() + settings.get().sweep_interval;
     let mut forget_at = settings.get().amnesia.map(|interval| now() + interval);
     loop {
@@ -111,7 +112,39 @@ pub(crate) async fn keep_cache(inner: Arc<Inner>, writer: Arc<CacheWriter>, inbo
 struct CacheJanitor<'a> {
     inner: &'a Arc<Inner>,
     writer: &'a CacheWriter,
-    pins: HashSet<Key>,
+    pins: Pins,
+    /// When content was last purged.
+    content_purged: Option<Instant>,
+}
+
+/// What is pinned, and what the answers take that stay for it.
+#[derive(Default)]
+struct Pins {
+    bytes: HashMap<Key, u64>,
+    total: u64,
+}
+
+impl Pins {
+    /// The answer about a pinned key takes so many bytes now. Says whether it may stay, with at most `max` for all of them.
+    fn hold(&mut self, key: &Key, bytes: u64, max: u64) -> bool {
+        let Some(held) = self.bytes.get_mut(key) else { return false };
+        let others = self.total - *held;
+        *held = if others + bytes <= max { bytes } else { 0 };
+        self.total = others + *held;
+        *held == bytes
+    }
+
+    fn remove(&mut self, key: &Key) -> bool {
+        let held = self.bytes.remove(key);
+        self.total -= held.unwrap_or(0);
+        held.is_some()
+    }
+
+    /// The answers are gone, and the pins stay.
+    fn release(&mut self) {
+        self.bytes.values_mut().for_each(|held| *held = 0);
+        self.total = 0;
+    }
 }
 
 impl CacheJanitor<'_> {
@@ -121,6 +154,10 @@ impl CacheJanitor<'_> {
             Write::Purge(key, by, reply) => {
                 self.inner.detach(&key);
                 let was_there = self.writer.remove(&key);
+                self.pins.hold(&key, 0, u64::MAX);
+                if !matches!(key, Key::Name(_)) {
+                    self.content_purged = Some(now());
+                }
                 self.inner.metrics.tally(PURGES, by).add(1);
                 self.inner.events.publish(Event::Purged { key, by });
                 if let Some(reply) = reply {
@@ -138,52 +175,82 @@ impl CacheJanitor<'_> {
     }
 
     fn finish(&mut self, flight: &Arc<Flight>, finished: Finished) {
-        let Finished { outcome, also, is_kept } = finished;
+        let Finished { mut outcome, also, is_kept } = finished;
+        let (now, staleness) = (now(), self.inner.settings.load().staleness());
         let known = self.inner.cache.peek(&flight.key);
+        // A source that is behind what it has proven before knows nothing: the newer answer is better, even a stale one.
+        if let (Some(known), Ok(entry)) = (&known, &outcome) {
+            if known.is_newer_than(entry) && known.freshness(now, &staleness) != Freshness::Over {
+                outcome = Err(IndexError::Unavailable);
+            }
+        }
         // One that was detached read what has been purged since: it is told to those who waited, and not kept.
         let is_current =
             self.inner.flights.lock().get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
         match &outcome {
             Ok(entry) if is_kept && is_current => {
-                if self.pins.contains(&flight.key) {
-                    entry.is_pinned.store(true, std::sync::atomic::Ordering::Relaxed);
-                }
-                if self.writer.put(&flight.key, entry) && flight.is_background {
+                if self.put(&flight.key, entry) && flight.is_background {
                     self.inner.events.publish(Event::Refreshed { key: flight.key.clone() });
                 }
-                if let Some((key, entry)) = also {
-                    self.writer.put(&key, &entry);
+                // It may have read what was purged since under its own key.
+                let was_purged = self.content_purged.is_some_and(|at| at >= flight.began);
+                if let Some((key, entry)) = also.filter(|_| !was_purged) {
+                    self.put(&key, &entry);
                 }
             }
             Ok(_) => {}
             Err(_) => {
                 if let Some(known) = &known {
-                    known.on_failure(now(), self.inner.settings.load().failure_pause);
+                    known.on_failure(now, self.inner.settings.load().failure_pause);
                 }
             }
         }
-        if let Some(known) = known {
-            known.is_refreshing.store(false, std::sync::atomic::Ordering::Release);
-        }
         self.inner.land(flight, outcome);
+    }
+
+    /// Takes an answer in, as one that stays if it is pinned and there is room for that.
+    fn put(&mut self, key: &Key, entry: &Arc<Entry>) -> bool {
+        let was_put = self.writer.put(key, entry);
+        if was_put {
+            let stays = self.pins.hold(key, entry.bytes() as u64, self.pinned_max());
+            entry.is_pinned.store(stays, std::sync::atomic::Ordering::Relaxed);
+        }
+        was_put
+    }
+
+    /// What pinned answers may take: the table cannot make room in what stays.
+    fn pinned_max(&self) -> u64 {
+        self.inner.settings.load().cache_bytes / 2
     }
 
     fn clear(&mut self, by: &'static str) {
         let keys: Vec<Key> = self.inner.flights.lock().keys().cloned().collect();
         keys.iter().for_each(|key| self.inner.detach(key));
         self.writer.clear();
+        self.pins.release();
         self.inner.metrics.tally(PURGES, by).add(1);
         self.inner.events.publish(Event::Cleared { by });
     }
 
     fn pin(&mut self, key: Key, is_pinned: bool) -> Result<bool, IndexError> {
         let max = self.inner.settings.load().pins_max;
-        if is_pinned && !self.pins.contains(&key) && self.pins.len() >= max {
+        let is_change = is_pinned != self.pins.bytes.contains_key(&key);
+        if is_pinned && is_change && self.pins.bytes.len() >= max {
             return Err(IndexError::PinsFull { max });
         }
-        let is_change = if is_pinned { self.pins.insert(key.clone()) } else { self.pins.remove(&key) };
         let entry = self.inner.cache.peek(&key);
-        if let Some(entry) = &entry {
+        if is_change && is_pinned {
+            let (bytes, max_bytes) =
+                (entry.as_ref().map_or(0, |entry| entry.bytes() as u64), self.pinned_max());
+            self.pins.bytes.insert(key.clone(), 0);
+            if !self.pins.hold(&key, bytes, max_bytes) {
+                self.pins.remove(&key);
+                return Err(IndexError::PinsHeavy { max_bytes });
+            }
+        } else if is_change {
+            self.pins.remove(&key);
+        }
+        if let Some(entry) = entry.filter(|_| is_change) {
             entry.is_pinned.store(is_pinned, std::sync::atomic::Ordering::Relaxed);
         }
         if is_change {
@@ -199,7 +266,7 @@ impl CacheJanitor<'_> {
         let staleness = settings.staleness();
         let swept = self.writer.sweep(now, &staleness);
         self.inner.metrics.tally(SWEPT, "").add(swept as u64);
-        for key in &self.pins {
+        for key in self.pins.bytes.keys() {
             let entry = self.inner.cache.peek(key);
             let is_good = |entry: &Arc<Entry>| {
                 matches!(entry.freshness(now, &staleness), Freshness::Fresh { is_nearly_over: false })
@@ -209,7 +276,7 @@ impl CacheJanitor<'_> {
             }
         }
         let adapting = self.inner.adapting.lock();
-        let delay = adapting.hedging.delay(settings.hedge_after, settings.hedge_min, settings.budget / 2);
+        let delay = settings.hedge_delay(&adapting.hedging);
         self.inner.metrics.gauge(HEDGE_DELAY).set(delay.as_secs_f64());
         if let Some(limit) = &adapting.limit {
             self.inner.metrics.gauge(LOOKUPS_MAX).set(limit.limit() as f64);

@@ -109,10 +109,10 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
     let rng = fastrand::Rng::with_seed(inner.rng.lock().u64(..));
     let mut resolve = Resolve::new(&flight.key, whom, resolving(inner, &settings), rng, now());
     let mut out: Many<Slot, Said> = Many::default();
-    let mut was_cached = false;
+    let mut known_until = None;
     loop {
         while let Some(step) = resolve.poll() {
-            was_cached |= perform(inner, flight, &settings, &mut resolve, &mut out, step);
+            known_until = perform(inner, flight, &settings, &mut resolve, &mut out, step).or(known_until);
         }
         if resolve.verdict().is_some() {
             break;
@@ -151,24 +151,21 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
         inner.metrics.tally(HEDGES, if won { "won" } else { "lost" }).add(1);
     }
     let verdict = resolve.verdict().cloned().unwrap_or(Verdict::Failed(Failure::Late));
-    conclude(inner, flight, &settings, verdict, was_cached)
+    conclude(inner, flight, &settings, verdict, known_until)
 }
 
 fn resolving(inner: &Inner, settings: &Settings) -> ResolveSettings {
-    let hedge_max = settings.budget / 2;
-    let begin = settings.hedge_after;
-    let hedge_after = inner.adapting.lock().hedging.delay(begin, settings.hedge_min, hedge_max.max(begin));
     ResolveSettings {
         alpha: settings.alpha.get(),
         beta: settings.beta,
-        hedge_after,
+        hedge_after: settings.hedge_delay(&inner.adapting.lock().hedging),
         retries: settings.retries,
         enough: settings.enough.get(),
         providers_max: PROVIDERS_LIMIT,
     }
 }
 
-/// Does one thing for the resolution. Says whether the cache knew the content.
+/// Does one thing for the resolution. Says until when what the cache knew of the content is fresh, if it was that.
 fn perform(
     inner: &Arc<Inner>,
     flight: &Flight,
@@ -176,17 +173,18 @@ fn perform(
     resolve: &mut Resolve,
     out: &mut Many<Slot, Said>,
     step: Do,
-) -> bool {
+) -> Option<Instant> {
     let (source, question) = match &step {
         Do::LookUp(content) => {
             let known = inner.cache.get(&Key::Content(*content)).filter(|entry| {
                 matches!(entry.freshness(now(), &settings.staleness()), Freshness::Fresh { .. })
             });
+            let until = known.as_ref().map(|entry| entry.born + entry.ttl);
             let known = known.as_ref().and_then(|entry| entry.found.as_ref());
             let known = known.filter(|found| found.is_complete);
-            let is_known = known.is_some();
+            let until = until.filter(|_| known.is_some());
             resolve.on_cached(known.map(|found| (found.manifest, found.providers.clone())), now());
-            return is_known;
+            return until;
         }
         Do::Name(question) => (Source::Name(question.target), *question),
         Do::Manifest(_, question) => (Source::Manifest(question.target), *question),
@@ -196,7 +194,7 @@ fn perform(
     if inner.left_alone(source).is_some() {
         counts.left_alone.add(1);
         resolve.on_refused(&step);
-        return false;
+        return None;
     }
     let Question { target, is_retry, is_hedge } = question;
     if is_retry {
@@ -214,6 +212,9 @@ fn perform(
             out.push(Slot { source, began, ask: None }, Box::pin(asking));
         }
         Do::Manifest(content, _) => {
+            if !is_hedge && !is_retry {
+                inner.adapting.lock().hedging.on_question(settings.hedge_share);
+            }
             let manifests = Arc::clone(&inner.sources.manifests[target]);
             let asking = async move { Said::Manifest(manifests.manifest(content, deadline).await) };
             out.push(Slot { source, began, ask: None }, Box::pin(asking));
@@ -229,7 +230,7 @@ fn perform(
             out.push(Slot { source, began, ask: Some(ask) }, Box::pin(asking));
         }
     }
-    false
+    None
 }
 
 /// Takes what a question has brought so far, and shows it to those who watch.
@@ -310,16 +311,18 @@ fn note(inner: &Inner, slot: &Slot, took: Duration, error: Option<&SourceError>)
     let _ = inner.behaviour.try_push(Behaviour { source: slot.source, is_failure: error.is_some() });
 }
 
-/// Somebody else was faster. If that one was asked because this one was slow, it counts as a failure: else a source that
-/// never says anything would never be left alone.
+/// It was called off, because there is enough. One that has brought somebody works, whether it was done or not. Of the
+/// others, one that was slower than the delay counts as a failure: else a source that never says anything would never be
+/// left alone.
 fn on_lost(inner: &Inner, slot: &Slot, settings: &Settings) {
     let took = slot.began.elapsed();
-    if !matches!(slot.source, Source::Providers(_)) {
+    let Some(ask) = &slot.ask else { return };
+    if ask.has_told() {
+        note(inner, slot, took, None);
         return;
     }
     let mut adapting = inner.adapting.lock();
-    let delay = adapting.hedging.delay(settings.hedge_after, settings.hedge_min, settings.budget / 2);
-    if took > delay {
+    if took > settings.hedge_delay(&adapting.hedging) {
         adapting.hedging.on_answer(took);
         drop(adapting);
         let _ = inner.behaviour.try_push(Behaviour { source: slot.source, is_failure: true });
@@ -339,7 +342,7 @@ fn conclude(
     flight: &Flight,
     settings: &Settings,
     verdict: Verdict,
-    was_cached: bool,
+    known_until: Option<Instant>,
 ) -> Finished {
     let (now, unix) = (now(), (inner.unix_secs)());
     let entry = |key: &Key, found, ttl| Arc::new(Entry::new(key, found, ttl, now, unix));
@@ -358,8 +361,10 @@ fn conclude(
             let of_content = if is_complete { settings.content_ttl } else { settings.negative_ttl };
             let of_name = name.as_ref().map(|name: &NameRecord| name.ttl.unwrap_or(settings.name_ttl));
             let ttl = of_name.map_or(of_content, |of_name| of_name.min(settings.name_ttl).min(of_content));
+            // What was known already is not made younger by being told under a name.
+            let ttl = known_until.map_or(ttl, |until| ttl.min(until.saturating_duration_since(now)));
             // A name that was looked up has told about its content too.
-            let also = (name.is_some() && !was_cached && is_complete)
+            let also = (name.is_some() && known_until.is_none() && is_complete)
                 .then(|| (content.clone(), entry(&content, Some(found(&content, None)), of_content)));
             let outcome = Ok(entry(&flight.key, Some(found(&flight.key, name)), ttl));
             Finished { outcome, also, is_kept: true }

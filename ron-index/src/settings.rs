@@ -6,6 +6,7 @@ use ron_core::{BreakerSettings, Capacity, ConfigError, GateLimits, GateSettings,
 
 use crate::logic::{
     cache::{BYTES_MIN, Staleness},
+    hedge::Hedging,
     key::Key,
     rank::RankSettings,
 };
@@ -90,7 +91,7 @@ pub struct Settings {
     pub clients_remembered: usize,
     /// Lets fewer lookups in while they take long, down to eight. Default off: the lane and the workers are the limit.
     pub adaptive: bool,
-    /// Keys that may be pinned. Default 1024.
+    /// Keys that may be pinned. Default 1024. Their answers may take half of the cache.
     pub pins_max: usize,
     /// Which provider is first.
     pub rank: RankSettings,
@@ -235,6 +236,12 @@ impl Settings {
             Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
             None => new.check(),
         }
+    }
+
+    /// After how long another source is asked besides, by what was seen so far: no later than when half of the budget is
+    /// spent, unless the delay to begin with is later.
+    pub(crate) fn hedge_delay(&self, hedging: &Hedging) -> Duration {
+        hedging.delay(self.hedge_after, self.hedge_min, (self.budget / 2).max(self.hedge_after))
     }
 
     pub(crate) fn breaker(&self) -> BreakerSettings {

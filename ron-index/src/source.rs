@@ -12,7 +12,17 @@ mod registry;
 #[cfg(feature = "storage")]
 mod storage;
 
-use std::{fmt, future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use ron_core::{ContentId, Deadline, Lock, LockSpec, Metrics, NodeId};
 
@@ -219,17 +229,25 @@ pub struct Ask {
     /// Until when an answer is of use.
     pub deadline: Deadline,
     found: Lock<Vec<Provider>>,
+    has_told: AtomicBool,
 }
 
 impl Ask {
     pub(crate) fn new(content: Key, enough: usize, deadline: Deadline, metrics: &Metrics) -> Self {
-        Ask { content, enough, deadline, found: Lock::new(FOUND, Vec::new(), metrics) }
+        let found = Lock::new(FOUND, Vec::new(), metrics);
+        Ask { content, enough, deadline, found, has_told: AtomicBool::new(false) }
     }
 
     /// Somebody has it.
     pub fn found(&self, mut provider: Provider) {
         provider.addrs.truncate(ADDRS_MAX);
+        self.has_told.store(true, Ordering::Relaxed);
         self.found.lock().push(provider);
+    }
+
+    /// Whether somebody was found at all.
+    pub(crate) fn has_told(&self) -> bool {
+        self.has_told.load(Ordering::Relaxed)
     }
 
     /// Whether something was found since the last time.

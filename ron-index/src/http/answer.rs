@@ -20,7 +20,7 @@ use super::{
 use crate::{Answer, Index, LIMIT_DEFAULT, Settings};
 
 /// Says that an answer is not fresh, and why.
-const STALE: HeaderName = HeaderName::from_static("x-ron-stale");
+pub(super) const STALE: HeaderName = HeaderName::from_static("x-ron-stale");
 
 /// `GET /resolve/{key}`.
 pub(super) async fn resolve(

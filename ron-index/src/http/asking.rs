@@ -64,11 +64,9 @@ pub(super) fn problem(error: IndexError) -> Problem {
             "breaker_open",
             "a part this needs keeps failing",
         ),
-        IndexError::PinsFull { .. } => Problem::from(error).as_status(
-            StatusCode::CONFLICT,
-            "pins_full",
-            "as many keys are pinned as may be",
-        ),
+        IndexError::PinsFull { .. } | IndexError::PinsHeavy { .. } => {
+            Problem::from(error).as_status(StatusCode::CONFLICT, "pins_full", "as much is pinned as may be")
+        }
         error => Problem::from(error),
     }
 }

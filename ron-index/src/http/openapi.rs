@@ -71,7 +71,7 @@ pub fn document() -> Value {
                 "put": guarded(op("Keeps an answer fresh from now on", &[idempotency()], None, &[
                     (200, "It is pinned", json_of("Pin")),
                     (404, "Nothing is known under this key", problem()),
-                    (409, "As many keys are pinned as may be, or the same change is being done", problem()),
+                    (409, "As much is pinned as may be, or the same change is being done", problem()),
                     (422, "The idempotency key was used for something else", problem()),
                 ])),
                 "delete": guarded(op("Takes a pin back", &[idempotency()], None, &[

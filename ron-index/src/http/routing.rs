@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{
     NDJSON,
-    answer::{cache_control, line, render},
+    answer::{STALE, cache_control, line, render},
     asking::{KeyPath, deadline, decode, for_client, has, problem, wants_lines},
     stream::chosen_lines,
 };
@@ -76,15 +76,16 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
             }
             Err(error) => Err(error),
         };
-        let mut response = match found {
-            Ok(response) => response,
-            Err(IndexError::NotFound) => Response::new(Body::empty()),
+        let (mut response, ttl) = match found {
+            Ok(found) => found,
+            Err(IndexError::NotFound) => (Response::new(Body::empty()), None),
             Err(error) => return Err(problem(error)),
         };
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON));
-        // How long it is good is known when it is over, and then its head is gone.
-        headers.insert(header::CACHE_CONTROL, cache_control(settings.negative_ttl, &settings));
+        // Of what is looked up that is known when it is over, and then its head is gone.
+        let ttl = ttl.unwrap_or(settings.negative_ttl);
+        headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings));
         return Ok(response);
     }
     match ours.resolve(&content, deadline).await {
@@ -100,6 +101,9 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
             headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings));
             headers.insert(header::AGE, HeaderValue::from(answer.age.as_secs()));
             headers.insert(header::LAST_MODIFIED, http_date(answer.entry.born_unix));
+            if let Some(stale) = answer.stale {
+                headers.insert(STALE, HeaderValue::from_static(stale.name()));
+            }
             Ok(response)
         }
         Err(IndexError::NotFound) => {

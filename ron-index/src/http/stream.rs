@@ -6,14 +6,17 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use axum::{
     body::{Body, Bytes},
     response::Response,
 };
+use http::{HeaderMap, HeaderValue, header};
 use http_body::Frame;
 
+use super::answer::STALE;
 use crate::{Found, IndexError, source::Provider};
 
 type Next = Pin<Box<dyn Future<Output = (Found, Option<Bytes>)> + Send>>;
@@ -24,14 +27,17 @@ pub(super) async fn lines(
     write: impl Fn(&Provider, &'static str) -> Bytes + Clone + Send + Sync + 'static,
 ) -> Result<Response, IndexError> {
     let first = found.next().await?.map(|(provider, source)| write(&provider, source));
-    Ok(Response::new(Body::new(Lines::new(found, first, write))))
+    let head = headers(&found);
+    let mut response = Response::new(Body::new(Lines::new(found, first, write)));
+    response.headers_mut().extend(head);
+    Ok(response)
 }
 
-/// The same with some left out, and without an error if nobody was found.
+/// The same with some left out, and with how long it is good for others if that is known.
 pub(super) async fn chosen_lines(
     mut found: Found,
     write: impl Fn(&Provider) -> Option<Bytes> + Clone + Send + Sync + 'static,
-) -> Result<Response, IndexError> {
+) -> Result<(Response, Option<Duration>), IndexError> {
     let mut first = None;
     while first.is_none() {
         match found.next().await? {
@@ -39,8 +45,18 @@ pub(super) async fn chosen_lines(
             None => break,
         }
     }
+    let (head, ttl) = (headers(&found), found.age().map(|(_, ttl)| ttl).filter(|_| first.is_some()));
     let lines = Lines::choosing(found, first, move |provider: &Provider, _: &'static str| write(provider));
-    Ok(Response::new(Body::new(lines)))
+    let mut response = Response::new(Body::new(lines));
+    response.headers_mut().extend(head);
+    Ok((response, ttl))
+}
+
+/// How old it is, and whether it is stale, as far as that is known when the first line is there.
+fn headers(found: &Found) -> HeaderMap {
+    let age = found.age().map(|(age, _)| (header::AGE, HeaderValue::from(age.as_secs())));
+    let stale = found.stale().map(|stale| (STALE, HeaderValue::from_static(stale.name())));
+    age.into_iter().chain(stale).collect()
 }
 
 struct Lines {

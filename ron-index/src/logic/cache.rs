@@ -199,8 +199,19 @@ impl Entry {
         self.failed_until_ms.store(until, Ordering::Relaxed);
     }
 
-    fn version(&self) -> Option<u64> {
-        Some(self.found.as_ref()?.name.as_ref()?.version)
+    /// Who has proven what the name stands for, and in which version.
+    fn version(&self) -> Option<(&'static str, u64)> {
+        self.found.as_ref()?.name.as_ref().map(|name| (name.proven_by, name.version))
+    }
+
+    /// Whether both are what one and the same source has proven of a name, and this is the later. The numbers of different
+    /// sources say nothing about each other.
+    #[must_use]
+    pub fn is_newer_than(&self, other: &Entry) -> bool {
+        match (self.version(), other.version()) {
+            (Some((by, this)), Some((other_by, other))) => by == other_by && this > other,
+            _ => false,
+        }
     }
 }
 
@@ -289,7 +300,7 @@ impl CacheWriter {
     /// Takes an answer in, unless a newer one of the same name is there. Says whether it did.
     pub fn put(&self, key: &Key, entry: &Arc<Entry>) -> bool {
         if let Some(known) = self.0.peek(key) {
-            if known.version() > entry.version() && entry.found.is_some() {
+            if known.is_newer_than(entry) {
                 return false;
             }
             entry.is_pinned.store(known.is_pinned.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -431,7 +442,7 @@ mod tests {
         let now = ron_core::now();
         assert!(writer.put(&name(1), &entry(&name(1), Some(5), now)));
         assert!(!writer.put(&name(1), &entry(&name(1), Some(4), now)));
-        assert_eq!(reader.get(&name(1)).unwrap().version(), Some(5));
+        assert_eq!(reader.get(&name(1)).unwrap().version(), Some(("test", 5)));
         assert!(writer.put(&name(1), &entry(&name(1), Some(5), now)), "the same again is newer");
         assert!(
             writer.put(&name(1), &Arc::new(Entry::new(&name(1), None, TTL, now, 0))),

@@ -305,9 +305,8 @@ impl Resolve {
         match &mut self.phase {
             Phase::Name(race) => race.on_tick(now, &mut spend),
             Phase::Content { manifest, providers } => {
-                // A second word about the manifest comes from the same store or none: it needs no budget of its own.
-                manifest.on_tick(now, || true);
-                providers.on_tick(now, spend);
+                manifest.on_tick(now, &mut spend);
+                providers.on_tick(now, &mut spend);
             }
             Phase::LookUp { .. } | Phase::Over => {}
         }

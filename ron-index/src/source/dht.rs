@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use ron_core::{ContentId, NodeId, net::PublicKey};
-use ron_dht::{Dht, DhtError, Key as DhtKey, Reason};
+use ron_dht::{Dht, DhtError, Key as DhtKey, Reason, Value};
 
 use super::{
     Answered, Ask, BoxFuture, Deadline, Key, Name, NameRecord, Names, Provider, Providers, SourceError,
@@ -113,6 +113,25 @@ impl DhtNames {
     }
 }
 
+impl DhtNames {
+    /// A search that found nothing may have heard nobody. Only if those near the name answer is it certain that it stands for
+    /// nothing.
+    async fn check_absent(
+        &self,
+        key: &PublicKey,
+        what: &str,
+        deadline: Deadline,
+    ) -> Result<Option<NameRecord>, SourceError> {
+        let near = self.0.find_node(Value::mutable_key(key, what.as_bytes()), deadline).await;
+        let verdict = near.map_err(|error| failure(&error))?.verdict;
+        match verdict.reason {
+            Reason::Complete if !verdict.closest.is_empty() => Ok(None),
+            Reason::Deadline => Err(SourceError::Timeout),
+            _ => Err(SourceError::NoRoute),
+        }
+    }
+}
+
 /// Whose name it is, and what the owner calls it.
 fn owner(name: &Name) -> Option<(PublicKey, &str)> {
     let (hex, what) = name.as_str().strip_prefix(PREFIX)?.split_once('/')?;
@@ -139,7 +158,7 @@ impl Names for DhtNames {
             // The DHT has checked that the owner signed it, and that it is about this name.
             let value = match self.0.get_mutable(&key, what.as_bytes(), deadline).await {
                 Ok(value) => value,
-                Err(DhtError::NotFound) => return Ok(None),
+                Err(DhtError::NotFound) => return self.check_absent(&key, what, deadline).await,
                 Err(error) => return Err(failure(&error)),
             };
             let text = std::str::from_utf8(value.data()).ok();

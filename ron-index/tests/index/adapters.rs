@@ -102,8 +102,9 @@ async fn node(host: &Supervisor, seed: u8, seeds: Option<ron_dht::Contact>) -> D
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dht_says_who_has_it_and_what_its_members_call_things() {
     let host = Supervisor::new("host");
-    let first = node(&host, 1, None).await;
-    let second = node(&host, 2, Some(first.contact())).await;
+    let others = Supervisor::new("others");
+    let first = node(&others, 1, None).await;
+    let second = node(&others, 2, Some(first.contact())).await;
     let third = node(&host, 3, Some(first.contact())).await;
     for dht in [&second, &third, &first] {
         dht.joined(Deadline::after(Duration::from_secs(10))).await.unwrap();
@@ -144,5 +145,10 @@ async fn a_dht_says_who_has_it_and_what_its_members_call_things() {
     assert_eq!(index.resolve(&foreign, soon()).await.unwrap_err(), IndexError::NotFound);
     let located = index.locate(second.node_id(), soon()).await.unwrap().unwrap();
     assert_eq!(located.addrs[..], second.contact().addrs[..]);
+    // Who hears nobody knows of no name that it stands for nothing.
+    others.shutdown().await;
+    let unheard: Key = DhtNames::name_of(&second.public_key(), "unheard").parse().unwrap();
+    let error = index.resolve(&unheard, soon()).await.unwrap_err();
+    assert!(matches!(error, IndexError::Unavailable | IndexError::Timeout { .. }), "{error:?}");
     host.shutdown().await;
 }

@@ -110,3 +110,26 @@ async fn silence_is_a_failure_too() {
     assert_eq!(world.index.status().sources[1].1, BreakerState::Closed);
     world.host.shutdown().await;
 }
+
+/// One that tells whom it has found before it is done, as a search of a DHT does, and is called off because that is enough, has
+/// answered: slow or not, it is not left alone for it, and the delay follows it.
+#[tokio::test(start_paused = true)]
+async fn one_that_won_before_it_was_done_has_not_failed() {
+    let source = Scripted::new("source", ms(250), Does::FindsAndGoesOn(vec![1]));
+    let world = World::of(&[&source]);
+    for number in 0..40 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+    }
+    settle().await;
+    assert_eq!(world.index.status().sources, [("source", BreakerState::Closed)]);
+    assert_eq!(source.dropped.load(Ordering::SeqCst), 40, "all were called off");
+    let delay = world.index.status().hedge_delay;
+    assert!((ms(250)..ms(300)).contains(&delay), "{delay:?}");
+    source.now_does(ms(20), Does::FindsAndGoesOn(vec![1]));
+    for number in 100..1200 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+    }
+    let delay = world.index.status().hedge_delay;
+    assert!((ms(20)..ms(30)).contains(&delay), "it comes down again: {delay:?}");
+    world.host.shutdown().await;
+}

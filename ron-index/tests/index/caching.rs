@@ -420,3 +420,108 @@ async fn providers_are_told_as_they_are_found() {
     assert_eq!(world.index.find(&content(2), 2, soon()).unwrap_err(), IndexError::NotFound);
     world.host.shutdown().await;
 }
+
+/// Whoever asks for providers one by one is told of a stale answer too, and that it is one.
+#[tokio::test(start_paused = true)]
+async fn providers_of_a_stale_answer_are_told_as_such() {
+    let source = finds();
+    let world = World::of(&[&source]);
+    world.index.resolve(&content(1), soon()).await.unwrap();
+    source.now_does(ms(0), Does::Hangs);
+    sleep_secs(301).await;
+    let mut found = world.index.find(&content(1), 5, soon()).unwrap();
+    assert!(found.next().await.unwrap().is_some());
+    assert_eq!(found.stale(), Some(Stale::WhileRevalidate));
+    sleep_secs(60).await;
+    let began = now();
+    let mut found = world.index.find(&content(1), 5, soon()).unwrap();
+    assert_eq!(found.stale(), None, "nobody knows yet");
+    let mut told = 0;
+    while found.next().await.unwrap().is_some() {
+        told += 1;
+    }
+    assert_eq!((told, found.stale()), (3, Some(Stale::IfError)));
+    assert!((ms(1150)..=ms(1250)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(found.age().is_some_and(|(age, ttl)| age > ttl));
+    world.host.shutdown().await;
+}
+
+/// What is known of content is not made younger by a name that leads to it.
+#[tokio::test(start_paused = true)]
+async fn a_name_lives_no_longer_than_what_it_was_made_of() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 1);
+    let world = World::start(Index::builder().names(book).providers(source.clone()), Settings::default());
+    world.index.resolve(&content(1), soon()).await.unwrap();
+    sleep_secs(280).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!((source.asked(), answer.ttl().as_secs()), (1, 20));
+    world.host.shutdown().await;
+}
+
+/// A source that has fallen behind is not believed: the newer answer is served, marked, for as long as a stale one may be.
+/// The versions of another source are another matter.
+#[tokio::test(start_paused = true)]
+async fn an_older_version_is_never_told_while_a_newer_one_is_known() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 5);
+    let world = World::start(Index::builder().names(book.clone()).providers(source), Settings::default());
+    world.index.resolve(&name("a"), soon()).await.unwrap();
+    book.bind("a", &content(2), 4);
+    sleep_secs(120).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!((&answer.resolution().content, answer.stale), (&content(1), Some(Stale::IfError)));
+    sleep_secs(3600).await;
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert_eq!(
+        (&answer.resolution().content, answer.stale),
+        (&content(2), None),
+        "in the end it is all there is"
+    );
+    world.host.shutdown().await;
+}
+
+/// What is pinned has a bound too: the cache could not make room in it.
+#[tokio::test(start_paused = true)]
+async fn pins_take_half_of_the_cache_at_most() {
+    let source = Scripted::new("source", ms(0), Does::Finds((0..32).collect()));
+    let world = World::with(&[&source], Settings { cache_bytes: 1 << 20, ..Settings::default() });
+    let mut pinned = 0;
+    let refused = loop {
+        match world.index.pin(&content(pinned), soon()).await {
+            Ok(is_new) => assert!(is_new && pinned < 1000),
+            Err(error) => break error,
+        }
+        pinned += 1;
+    };
+    assert_eq!(refused, IndexError::PinsHeavy { max_bytes: 1 << 19 });
+    assert!(pinned > 20 && world.index.status().bytes <= 1 << 20, "{pinned} {:?}", world.index.status());
+    // One that goes makes room for another, and one that was forgotten takes none until it is there again.
+    assert!(world.index.unpin(&content(0), soon()).await.unwrap());
+    assert!(world.index.pin(&content(5000), soon()).await.unwrap());
+    world.index.clear(soon()).await.unwrap();
+    assert!(world.index.pin(&content(5001), soon()).await.unwrap());
+    sleep_secs(600).await;
+    assert!(world.index.status().bytes <= 1 << 20, "{:?}", world.index.status());
+    world.host.shutdown().await;
+}
+
+/// Content that is purged while a name that leads to it is looked up is not known again by that.
+#[tokio::test(start_paused = true)]
+async fn a_purge_reaches_what_a_name_finds_by_the_way() {
+    let (source, book) = (finds(), Book::default());
+    book.bind("a", &content(1), 1);
+    let world = World::start(Index::builder().names(book).providers(source.clone()), Settings::default());
+    let named = name("a");
+    let (answer, ()) = tokio::join!(world.index.resolve(&named, soon()), async {
+        tokio::time::sleep(ms(10)).await;
+        world.index.purge(&content(1), soon()).await.unwrap();
+    });
+    answer.unwrap();
+    assert!(world.index.cached(&content(1)).is_none(), "it was read before the purge");
+    world.index.purge(&name("a"), soon()).await.unwrap();
+    tokio::time::sleep(ms(1)).await;
+    world.index.resolve(&name("a"), soon()).await.unwrap();
+    assert!(world.index.cached(&content(1)).is_some(), "and this after it");
+    world.host.shutdown().await;
+}

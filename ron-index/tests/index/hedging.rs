@@ -1,9 +1,19 @@
 //! Sources that are slow, that fail, and that are asked besides.
 
-use std::{num::NonZeroUsize, sync::atomic::Ordering};
+use std::{
+    num::NonZeroUsize,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use ron_core::{Ratio, now};
-use ron_index::{Index, IndexError, Settings, source::SourceError};
+use ron_core::{ContentId, Deadline, Ratio, now};
+use ron_index::{
+    Index, IndexError, Settings,
+    source::{BoxFuture, Manifest, Manifests, SourceError},
+};
 
 use super::world::{Book, Does, Scripted, World, content, ms, name, settle, soon};
 
@@ -171,4 +181,38 @@ async fn a_name_is_decided_by_the_first_source_that_serves_it() {
     *first.fails.lock().unwrap() = Some(SourceError::Failed("away".into()));
     world.index.clear(soon()).await.unwrap();
     assert_eq!(resolved("b").await, Err(IndexError::Unavailable));
+}
+
+/// Knows every manifest after a while, and counts who asks.
+#[derive(Clone, Default)]
+struct Slow(Duration, Arc<AtomicUsize>);
+
+impl Manifests for Slow {
+    fn label(&self) -> &'static str {
+        "slow"
+    }
+
+    fn manifest(&self, id: ContentId, _: Deadline) -> BoxFuture<'_, Result<Option<Manifest>, SourceError>> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move {
+            tokio::time::sleep(self.0).await;
+            Ok(Some(Manifest { id, len: 1, group_bytes: 1 }))
+        })
+    }
+}
+
+/// A second word about the manifest is paid from the same budget.
+#[tokio::test(start_paused = true)]
+async fn hedges_for_manifests_have_a_budget_too() {
+    let (first, second) = (Slow(ms(200), Arc::default()), Slow(ms(200), Arc::default()));
+    let finds = Scripted::new("finds", ms(1), Does::Finds(vec![1]));
+    let builder = Index::builder().manifests(first.clone()).manifests(second.clone()).providers(finds);
+    let world = World::start(builder, Settings::default());
+    for number in 0..100 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+    }
+    let hedges = second.1.load(Ordering::SeqCst);
+    assert_eq!(first.1.load(Ordering::SeqCst), 100);
+    assert!((10..=20).contains(&hedges), "ten saved, and a twentieth of two hundred questions: {hedges}");
+    world.host.shutdown().await;
 }

@@ -3,7 +3,10 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use ron_core::{ConfigError, Event, NodeId, Ratio, Supervisor};
-use ron_index::{Index, IndexError, Rate, Settings, source::FixedProviders};
+use ron_index::{
+    Index, IndexError, Rate, Settings,
+    source::{FixedProviders, SourceError},
+};
 
 use super::world::{Does, Scripted, World, content, ms, provider, settle, soon};
 
@@ -227,5 +230,49 @@ async fn a_node_is_located_by_whoever_knows() {
     assert_eq!(locate(3).await, Some(provider(3).addrs));
     assert_eq!(locate(77).await, Some(provider(77).addrs));
     assert_eq!(locate(78).await, None);
+    world.host.shutdown().await;
+}
+
+/// The shortest delay may be longer than half of the budget; the delay is then what it was to begin with.
+#[tokio::test(start_paused = true)]
+async fn a_short_budget_and_a_long_delay_go_together() {
+    let source = Scripted::new("source", ms(70), Does::Finds(vec![1]));
+    let settings = Settings {
+        budget: ms(100),
+        hedge_after: ms(90),
+        hedge_min: ms(80),
+        sweep_interval: ms(10),
+        ..Settings::default()
+    };
+    let world = World::with(&[&source], settings);
+    for number in 0..30 {
+        world.index.resolve(&content(number), soon()).await.unwrap();
+        assert!((ms(80)..=ms(90)).contains(&world.index.status().hedge_delay));
+    }
+    assert_eq!(world.series("tasks_panicked_total{kind=\"cache_janitor\"}"), 0.0);
+    world.host.shutdown().await;
+}
+
+/// One that is silent, fails or panics does not keep another from saying where a node is.
+#[tokio::test(start_paused = true)]
+async fn a_node_is_located_though_others_cannot_say() {
+    let fixed = FixedProviders::new().mirror(provider(77));
+    let (id, stranger) = (NodeId::from_bytes([77; 32]), NodeId::from_bytes([78; 32]));
+    for (does, of_stranger) in [
+        (Does::Hangs, Err(IndexError::Timeout { op: "locate" })),
+        (Does::Panics, Ok(None)),
+        (Does::Fails(SourceError::NoRoute), Ok(None)),
+    ] {
+        let other = Scripted::new("other", ms(1), does.clone());
+        let builder = Index::builder().providers(other).providers(fixed.clone());
+        let world = World::start(builder, Settings::default());
+        let found = world.index.locate(id, soon()).await.unwrap().unwrap();
+        assert_eq!(found.addrs, provider(77).addrs, "{does:?}");
+        assert_eq!(world.index.locate(stranger, soon()).await, of_stranger, "{does:?}");
+        world.host.shutdown().await;
+    }
+    let broken = Scripted::new("broken", ms(1), Does::Fails(SourceError::NoRoute));
+    let world = World::of(&[&broken]);
+    assert_eq!(world.index.locate(id, soon()).await, Err(IndexError::Unavailable));
     world.host.shutdown().await;
 }

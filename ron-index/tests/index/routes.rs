@@ -301,6 +301,17 @@ async fn an_answer_that_is_not_fresh_says_so() {
     assert_eq!((stale.status, stale.header("x-ron-stale")), (200, "if_error"));
     assert_eq!(stale.json()["stale"], "if_error");
     assert_ne!(stale.header("etag"), fresh.header("etag"));
+    // The other routes say so too, and lines as well.
+    for (path, accept) in [
+        (format!("/providers/{}", content(1)), ""),
+        (format!("/providers/{}", content(1)), "accept: application/x-ndjson\r\n"),
+        (format!("/routing/v1/providers/{}", content(1)), ""),
+        (format!("/routing/v1/providers/{}", content(1)), "accept: application/x-ndjson\r\n"),
+    ] {
+        let stale = served.get(&path, accept).await;
+        assert_eq!((stale.status, stale.header("x-ron-stale")), (200, "if_error"), "{path} {accept}");
+        assert!(!stale.header("age").is_empty() && !stale.body.is_empty(), "{path} {accept}");
+    }
     served.world.host.shutdown().await;
 }
 

@@ -52,6 +52,8 @@ pub(crate) enum Does {
         is_final: bool,
     },
     Fails(SourceError),
+    /// Says that these have it, and goes on looking for ever.
+    FindsAndGoesOn(Vec<u8>),
     /// Never says anything.
     Hangs,
     Panics,
@@ -100,6 +102,13 @@ impl Scripted {
                 }
                 Ok(Answered { is_final: false })
             }
+            Does::FindsAndGoesOn(ids) => {
+                if let Some(ask) = ask {
+                    ids.iter().for_each(|id| ask.found(provider(*id)));
+                    std::future::pending::<()>().await;
+                }
+                Ok(Answered { is_final: false })
+            }
             Does::FindsNobody { is_final } => Ok(Answered { is_final }),
             Does::Fails(error) => Err(error),
             Does::Hangs => std::future::pending().await,
@@ -141,6 +150,12 @@ impl Providers for Scripted {
     }
 
     fn locate(&self, node: NodeId, _: Deadline) -> BoxFuture<'_, Result<Option<Provider>, SourceError>> {
+        match self.does.lock().unwrap().1.clone() {
+            Does::Hangs => return Box::pin(std::future::pending()),
+            Does::Panics => return Box::pin(async { panic!("as told") }),
+            Does::Fails(error) => return Box::pin(async { Err(error) }),
+            _ => {}
+        }
         let known = provider(node.as_bytes()[0]);
         Box::pin(async move { Ok(Some(known).filter(|known| known.id == node && node.as_bytes()[0] < 9)) })
     }
