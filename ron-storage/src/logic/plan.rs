@@ -643,6 +643,10 @@ impl Plan {
             }
         }
         if !given_up.is_empty() {
+            // Nobody knows what was counted on those that were never seen.
+            if given_up.iter().any(|id| self.nodes.get(id).is_some_and(|known| !known.is_compared)) {
+                self.dirty.extend(self.things.keys());
+            }
             given_up.iter().for_each(|id| self.touch_held(id));
             self.weigh_candidates();
         }

@@ -52,11 +52,17 @@ pub(super) async fn perform(shared: &Shared, step: &Step, deadline: Deadline) ->
     match done {
         Ok(bytes) => (Outcome::Done, bytes),
         Err(Trouble::Peer(node, _, PeerError::Declined(decline))) => {
-            if decline == Decline::Deleted {
+            tracing::debug!(%node, %decline, object = %step.object, "a repair was declined");
+            match decline {
                 // It knows more than we do.
-                learn(shared, node, &step.object).await;
+                Decline::Deleted => {
+                    learn(shared, node, &step.object).await;
+                    (Outcome::Failed, 0)
+                }
+                // It would have taken it, and may the next time.
+                Decline::Source { .. } | Decline::Failed { .. } => (Outcome::Failed, 0),
+                _ => (Outcome::Declined(node), 0),
             }
-            (Outcome::Declined(node), 0)
         }
         Err(Trouble::Peer(node, piece, error)) => {
             tracing::debug!(%node, %piece, %error, object = %step.object, "a repair failed");

@@ -70,11 +70,13 @@ impl Planner {
         let mut rate = yielding(&self.shared.settings);
         let (mut sum_at, mut forget_at, mut yield_at) = (now(), now() + FORGET_EVERY, now() + YIELD_EVERY);
         loop {
-            // Before everybody was looked at, there is nothing to be planned.
-            let wake = self.plan.wake_at().filter(|_| self.has_looked);
+            // Before everybody was looked at there is nothing to be planned, and nothing more while an urgent step waits for
+            // room: that comes with a word from a worker.
+            let plans = self.has_looked && self.held_back.is_none();
+            let wake = self.plan.wake_at().filter(|_| plans);
             let wake = wake.map(|at| (self.shared.born + at).max(now()));
             // While there is news to weigh, one turn at a time: others have theirs in between.
-            let weighing = self.has_looked && self.plan.weighing() > 0;
+            let weighing = plans && self.plan.weighing() > 0;
             tokio::select! {
                 biased;
                 () = stop.requested() => return,

@@ -222,7 +222,7 @@ async fn what_is_lost_is_said() {
     assert_eq!(world.node(other).keeping.status().objects[&Health::Lost], 1);
     assert_eq!(world.node(other).count("objects_lost"), 1);
     world.revive(holders[0]).await;
-    world.until(id, 2, GRACE + MINUTE * 10).await;
+    world.until(id, 2, MINUTE * 30).await;
     assert_eq!(world.node(other).keeping.status().objects[&Health::Lost], 0);
 }
 
