@@ -52,7 +52,8 @@ pub(crate) async fn start(
     };
     let builder = match &section.follow {
         None => {
-            let key = match data {
+            // A log that is gone with the process must not begin anew under one key: two beginnings are a fork.
+            let key = match data.filter(|_| !section.memory) {
                 Some(data) => Identity::load_or_create(data.join("registry.key"))?,
                 None => Identity::generate()?,
             };

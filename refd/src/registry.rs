@@ -341,31 +341,73 @@ fn decoded(body: &ProposalBody) -> Result<Proposal, Box<dyn Error>> {
     Ok(proposal)
 }
 
-/// What a proposal would change, as its bytes say, beside what is there.
+/// What a proposal would change, as its bytes say, beside what the node proves to be there.
 async fn say_change(client: &Client, proposal: &Proposal, target: &Target) -> Result<(), Box<dyn Error>> {
-    let mut lines = vec![format!("proposal {}", proposal.id())];
-    match proposal.action() {
-        Action::Bind { name, .. } | Action::Retire { name, .. } => {
+    let before = match proposal.action().name() {
+        Some(name) => {
             let trust = LogTrust::new(client.head(target.deadline()).await?.log_key.parse()?);
             let latest = client.name(name, &trust, target.deadline()).await?;
-            lines.push(format!("  name        {name}"));
             match latest.and_then(|latest| Some((latest.version, latest.content?))) {
-                Some((version, id)) => lines.push(format!("- version {version:<4} {id}")),
-                None => lines.push("- nothing".to_owned()),
+                Some((version, id)) => format!("- version {version:<4} {id}"),
+                None => "- nothing".to_owned(),
             }
-            match proposal.action() {
-                Action::Bind { content, .. } => lines.push(format!("+              {}", content.id())),
-                _ => lines.push("+ nothing".to_owned()),
-            }
+        }
+        None => String::new(),
+    };
+    Ok(writeln!(io::stdout(), "{}", change(proposal, &before))?)
+}
+
+/// As [`say_change`], for who has only the proposal.
+fn say_change_alone(proposal: &Proposal) -> Result<(), Box<dyn Error>> {
+    let before = match proposal.action().prior() {
+        0 => "- nothing".to_owned(),
+        prior => format!("- what version {prior} says"),
+    };
+    Ok(writeln!(io::stdout(), "{}", change(proposal, &before))?)
+}
+
+/// All that a signer signs, in words: two policies whose signers are called the same are not the same.
+fn change(proposal: &Proposal, before: &str) -> String {
+    let mut lines =
+        vec![format!("proposal {}", proposal.id()), format!("  log         {}", proposal.origin())];
+    match proposal.action() {
+        Action::Bind { name, content, .. } => {
+            lines.push(format!("  name        {name}"));
+            lines.push(before.to_owned());
+            lines.push(format!("+              {}", content.id()));
+        }
+        Action::Retire { name, .. } => {
+            lines.push(format!("  name        {name}"));
+            lines.push(before.to_owned());
+            lines.push("+ nothing".to_owned());
         }
         Action::Rotate { policy } | Action::Found { policy } => {
-            let names: Vec<&str> = policy.signers().iter().map(|signer| &*signer.name).collect();
-            lines.push(format!("+ policy      of {}", names.join(", ")));
+            lines.push(format!("- policy      of epoch {}", proposal.epoch()));
+            for signer in policy.signers() {
+                let key = HEXLOWER.encode(signer.key.as_bytes());
+                let until = signer.expires.map_or(String::new(), |at| format!(" until {at}"));
+                lines.push(format!("+ signer      {} {key}{until}", signer.name));
+            }
+            for group in policy.groups() {
+                lines.push(format!(
+                    "+ group       {}: {} of {}",
+                    group.name,
+                    group.needed,
+                    group.members.join(", ")
+                ));
+            }
+            for rule in policy.rules() {
+                let right = format!("{:?}", rule.right).to_lowercase();
+                lines.push(format!("+ rule        {right} {}*: {}", rule.prefix, rule.quorum));
+            }
         }
+    }
+    if let Some(head) = proposal.expect_head() {
+        lines.push(format!("  directly after {head}"));
     }
     let left = Duration::from_millis(proposal.expires().saturating_sub(unix_ms()));
     lines.push(format!("  expires     in {} minutes", left.as_secs() / 60));
-    Ok(writeln!(io::stdout(), "{}", lines.join("\n"))?)
+    lines.join("\n")
 }
 
 async fn approve(
@@ -378,6 +420,9 @@ async fn approve(
     let file = Path::new(proposal);
     if file.exists() {
         let proposal = Proposal::decode(&read(file)?)?;
+        if !target.is_json() {
+            say_change_alone(&proposal)?;
+        }
         let approval = proposal.approve(&signer, proposal.expires());
         return match output {
             Some(path) => write(path, &approval.encode()),
@@ -515,4 +560,32 @@ async fn follow(
     }
     host.shutdown().await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who approves a rotation sees the keys that decide after it, and how many of them.
+    #[test]
+    fn a_policy_is_shown_with_its_keys() {
+        let policy = |seed: u8| {
+            let key = Identity::from_seed(&[seed; 32]).public_key();
+            let signers = vec![Signer { name: "ann".into(), key, expires: Some(7) }];
+            let action = Action::Rotate { policy: Arc::new(Policy::of(1, signers).unwrap()) };
+            change(&Proposal::new("example.com/log", 3, u64::MAX, action, None).unwrap(), "")
+        };
+        let (one, other) = (policy(1), policy(2));
+        let key = HEXLOWER.encode(Identity::from_seed(&[1; 32]).public_key().as_bytes());
+        for line in [
+            "log         example.com/log",
+            "- policy      of epoch 3",
+            &format!("+ signer      ann {key} until 7"),
+            "+ group       all: 1 of ann",
+            "+ rule        rotate *: all",
+        ] {
+            assert!(one.contains(line), "{line} in {one}");
+        }
+        assert!(!other.contains(&key));
+    }
 }

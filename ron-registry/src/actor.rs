@@ -163,7 +163,7 @@ impl Committer {
     pub(crate) async fn run(mut self, stop: Stop) {
         let mut drained = false;
         loop {
-            let takes = !drained && !self.batch.is_full() && !self.decides_again();
+            let takes = !drained && !self.is_full() && !self.decides_again();
             let (wake, slow) = (self.wake_at(), self.slow_at());
             let seek = (self.flying.is_none() && self.seeking.is_none()).then_some(self.seek_at);
             tokio::select! {
@@ -197,6 +197,11 @@ impl Committer {
             let spare = recent.len().saturating_sub(RECENT_MAX);
             memo::keep(&self.shared, recent.into_iter().skip(spare).collect()).await;
         }
+    }
+
+    /// Whether nothing more is taken in until it is known what became of the block on its way.
+    fn is_full(&self) -> bool {
+        self.batch.is_full() || self.flying.as_ref().is_some_and(|flying| flying.batch.keeps_many())
     }
 
     /// Whether it reads what another committer wrote before it can decide anything.
@@ -321,19 +326,19 @@ impl Committer {
             _ => Some(&mut self.batch),
         };
         match decided {
-            Some(batch) if is_of_the_log(&refused) => batch.held.push((refused, reply)),
+            Some(batch) if is_of_the_log(&refused) => batch.hold(refused, reply),
             _ => reply.send(Err(refused.into())),
         }
     }
 
     /// Decides what is complete. It is answered with the block.
     fn commit(&mut self, id: ProposalId, reply: Answer) {
-        if let Some(at) = self.batch.by_id.get(&id) {
-            return self.batch.waiting[*at].push(reply);
+        if let Some(at) = self.batch.by_id.get(&id).copied() {
+            return self.batch.join(at, reply);
         }
         if let Some(flying) = &mut self.flying {
-            if let Some(at) = flying.batch.by_id.get(&id) {
-                return flying.batch.waiting[*at].push(reply);
+            if let Some(at) = flying.batch.by_id.get(&id).copied() {
+                return flying.batch.join(at, reply);
             }
         }
         let taken = self.quorum.take(&self.state, &id, self.now());

@@ -20,12 +20,37 @@ pub(crate) struct Batch {
     /// Those who are refused because of these entries. They are told when it has come so far: a head that was told and
     /// never came would look like a fork.
     pub(crate) held: Vec<(Refused, Answer)>,
+    /// How many wait, in all.
+    answers: usize,
 }
+
+/// Callers that one batch keeps waiting. Those who gave up are among them until it is known what became of it, so a store
+/// that stalls would otherwise gather them without end.
+const ANSWERS_MAX: usize = 4 * BLOCK_ENTRIES_MAX;
 
 impl Batch {
     pub(crate) fn is_full(&self) -> bool {
         // The largest entry must still fit.
-        self.entries.len() >= BLOCK_ENTRIES_MAX || self.bytes + usize::from(u16::MAX) > BLOCK_BYTES_MAX
+        self.entries.len() >= BLOCK_ENTRIES_MAX
+            || self.bytes + usize::from(u16::MAX) > BLOCK_BYTES_MAX
+            || self.keeps_many()
+    }
+
+    /// Whether as many callers wait for it as may.
+    pub(crate) fn keeps_many(&self) -> bool {
+        self.answers >= ANSWERS_MAX
+    }
+
+    /// Lets another caller wait for the entry at this place.
+    pub(crate) fn join(&mut self, at: usize, reply: Answer) {
+        self.answers += 1;
+        self.waiting[at].push(reply);
+    }
+
+    /// Lets a caller wait who is refused because of these entries.
+    pub(crate) fn hold(&mut self, refused: Refused, reply: Answer) {
+        self.answers += 1;
+        self.held.push((refused, reply));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -47,6 +72,7 @@ impl Batch {
         let rest = all.entries.drain(count..).zip(all.waiting.drain(count..)).collect::<Vec<_>>();
         rest.into_iter().for_each(|(entry, waiting)| self.push(entry, waiting));
         self.held = std::mem::take(&mut all.held);
+        self.answers += self.held.len();
         let mut block = Batch::default();
         all.entries.into_iter().zip(all.waiting).for_each(|(entry, waiting)| block.push(entry, waiting));
         block
@@ -55,14 +81,18 @@ impl Batch {
     pub(crate) fn push(&mut self, entry: Entry, waiting: Vec<Answer>) {
         self.by_id.insert(entry.proposal().id(), self.entries.len());
         self.bytes += entry.encoded().len();
+        self.answers += waiting.len();
         self.entries.push(entry);
         self.waiting.push(waiting);
     }
 
-    /// Tells everybody why not. What was decided waits again, with its approvals: whoever asks again finds it complete.
+    /// Tells everybody why not. What was decided waits again, with its approvals, as far as there is room: whoever asks
+    /// again finds it complete.
     pub(crate) fn refuse(self, error: &RegistryError, quorum: &mut Quorum) {
         for entry in &self.entries {
-            quorum.put_back(entry.proposal().clone(), entry.approvals());
+            if !quorum.put_back(entry.proposal().clone(), entry.approvals()) {
+                tracing::debug!(proposal = %entry.proposal().id(), "no room to wait again");
+            }
         }
         let held = self.held.into_iter().map(|(_, reply)| reply);
         self.waiting.into_iter().flatten().chain(held).for_each(|reply| reply.send(Err(error.clone())));

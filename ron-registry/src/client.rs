@@ -217,7 +217,7 @@ impl Client {
         trust: &LogTrust,
         deadline: Deadline,
     ) -> Result<Option<Latest>, ClientError> {
-        let body: NameBody = self.json(&format!("names/{name}"), deadline).await?;
+        let body: NameBody = self.json(&format!("names/{}", in_path(name)), deadline).await?;
         let bytes = |text: &str| BASE64.decode(text.as_bytes()).map_err(|error| stranger(error.to_string()));
         let answer = NameAnswer {
             latest: None,
@@ -348,6 +348,20 @@ impl Client {
         let (head, body) = response.await.map_err(broken)?.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body, driver })
     }
+}
+
+/// A name as a part of a path. It may have characters that end a path, or that say that others follow.
+fn in_path(name: &Name) -> String {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'/');
+    let mut path = String::with_capacity(name.as_str().len());
+    for byte in name.as_str().bytes() {
+        match is_plain(byte) {
+            true => path.push(char::from(byte)),
+            false => path.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    path
 }
 
 fn submission(proposal: &Proposal, approvals: &[Approval]) -> SubmitBody {

@@ -23,7 +23,7 @@ use crate::{
     },
     memo,
     metrics::{FOLLOW_ERRORS, FOLLOW_REFUSED, SOURCE_VERSION},
-    shared::{Loaded, Marks, Shared},
+    shared::{Loaded, Marks, Shared, View},
     store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, append},
 };
 
@@ -43,6 +43,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Evidence that is kept in memory. The first is what matters; the rest is the same again.
 const EVIDENCE_MAX: usize = 16;
+/// How much of it may be about rollbacks. Anybody who has old heads can show them, and must not use up the room for what
+/// only the log itself can do.
+const ROLLBACKS_MAX: usize = 8;
 
 /// Why a source did not give what it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,6 +179,8 @@ pub(crate) struct Follower {
     tree: Tree,
     marks: Marks,
     last: Option<Entry>,
+    /// The signed head that all of this is under. It is ahead of what is shown while that is being caught up with.
+    checkpoint: Arc<Note>,
 }
 
 impl Follower {
@@ -192,8 +197,8 @@ impl Follower {
             let (tree, marks) = (shared.tree.lock().clone(), shared.marks.lock().clone());
             Loaded { view, tree, marks, recent: VecDeque::new(), opened: shared.opened }
         });
-        let (state, last) = (view.state, view.last);
-        Follower { shared, source, gate, on_evidence, state, tree, marks, last }
+        let View { state, last, checkpoint } = view;
+        Follower { shared, source, gate, on_evidence, state, tree, marks, last, checkpoint }
     }
 
     pub(crate) async fn run(mut self, stop: Stop) {
@@ -286,22 +291,21 @@ impl Follower {
         let known = self.shared.evidence.load();
         let is_known =
             known.iter().any(|known| known.kind == evidence.kind && known.theirs == evidence.theirs);
-        if is_known {
+        let room = if evidence.kind == EvidenceKind::Rollback { ROLLBACKS_MAX } else { EVIDENCE_MAX };
+        if is_known || known.len() >= room {
             return;
         }
         tracing::error!(message = evidence.message, "the followed log was caught");
         if let Some(tell) = &self.on_evidence {
             tell(&evidence);
         }
-        if known.len() < EVIDENCE_MAX {
-            let mut kept = (*known).clone();
-            kept.push(evidence);
-            self.shared.evidence.replace(kept);
-        }
+        let mut kept = (*known).clone();
+        kept.push(evidence);
+        self.shared.evidence.replace(kept);
     }
 
     fn evidence(&self, kind: EvidenceKind, theirs: &Note, message: String) -> Box<Evidence> {
-        let ours = (*self.shared.view.load().checkpoint).clone();
+        let ours = (*self.checkpoint).clone();
         let time = self.shared.clock.now();
         Box::new(Evidence { kind, ours, theirs: theirs.clone(), entry: None, message, time })
     }
@@ -320,6 +324,8 @@ impl Follower {
         self.is_continued(&said, &note)?;
         if said.size > self.tree.size() {
             self.catch_up(&said, &note).await?;
+            // What was read back is compared with it only now.
+            self.is_continued(&said, &note)?;
         }
         let has_moved = self.shared.view.load().state.head().version < said.size;
         if has_moved {
@@ -407,12 +413,48 @@ impl Follower {
         match kept.map_err(|error| Trouble::Store(error.into()))? {
             Appended::Yes => {
                 (self.state, self.tree, self.marks, self.last) = (state, tree, marks, last);
+                self.checkpoint = Arc::new(note.clone());
                 Ok(())
             }
-            Appended::Conflict { tail } => Err(Trouble::Store(RegistryError::Untrusted {
-                message: format!("somebody else writes here: it ends at {tail}"),
-            })),
+            Appended::Conflict { .. } => self.read_back().await.map_err(Trouble::Store),
         }
+    }
+
+    /// Goes on to what the store has behind what is known here: a block that an earlier round could not wait for, and that
+    /// arrived since. All of it is checked again, because it may be somebody else who writes there.
+    async fn read_back(&mut self) -> Result<(), RegistryError> {
+        let deadline = || Deadline::after(self.shared.settings.load().commit_timeout);
+        let known = self.state.head().version;
+        let untrusted = |what: &dyn fmt::Display| RegistryError::Untrusted {
+            message: format!("somebody else writes here, behind version {known}: {what}"),
+        };
+        let tail = self.shared.store.tail(deadline()).await?;
+        let (mut state, mut tree, mut marks) = (self.state.clone(), self.tree.clone(), self.marks.clone());
+        let mut last = self.last.clone();
+        while state.head().version < tail.version {
+            let from = state.head().version + 1;
+            let max = usize::try_from(tail.version + 1 - from).unwrap_or(usize::MAX).min(BLOCK_ENTRIES_MAX);
+            let entries = self.shared.store.read(from, max, deadline()).await?;
+            if entries.is_empty() {
+                return Err(untrusted(&format!("version {from} is not there")));
+            }
+            for bytes in &entries {
+                let entry = state.apply(bytes, Signatures::Check).map_err(|error| untrusted(&error))?;
+                tree.push(TreeHash::of_leaf(bytes));
+                marks.note(&entry);
+                last = Some(entry);
+                tokio::task::consume_budget().await;
+            }
+        }
+        let note = Note::parse(&tail.checkpoint.unwrap_or_default()).map_err(|error| untrusted(&error))?;
+        let said = self.shared.trust.open(&note).map_err(|error| untrusted(&error))?;
+        let is_signed = said.size > tree.size() || (said.size, said.root) == (tree.size(), tree.root());
+        if tree.size() == known || !is_signed {
+            return Err(untrusted(&"it is not what its checkpoint says"));
+        }
+        (self.state, self.tree, self.marks, self.last) = (state, tree, marks, last);
+        self.checkpoint = Arc::new(note);
+        Ok(())
     }
 
     /// That the tree with new entries is the beginning of what was signed. If it is not, either the log has forked or the
@@ -429,13 +471,13 @@ impl Follower {
             return Ok(());
         }
         let (old, old_root) = (self.tree.size(), self.tree.root());
+        // A source that gives no proof is no proof of a fork.
         let proof = match old {
-            0 => Ok(Vec::new()),
-            _ => self.source.consistency(old, said.size, Deadline::after(ASKING)).await,
+            0 => Vec::new(),
+            _ => self.source.consistency(old, said.size, Deadline::after(ASKING)).await?,
         };
-        let one_log = proof.is_ok_and(|proof| {
-            old == 0 || verify_consistency((old, &old_root), (said.size, &said.root), &proof).is_ok()
-        });
+        let one_log =
+            old == 0 || verify_consistency((old, &old_root), (said.size, &said.root), &proof).is_ok();
         if one_log {
             return Err(Trouble::False(format!("the entries up to {size} are not those that were signed")));
         }

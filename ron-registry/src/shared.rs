@@ -250,12 +250,13 @@ impl Shared {
         checkpoint: Arc<Note>,
     ) {
         // Pruned meanwhile, perhaps.
-        let minimum = self.tree.lock().minimum();
-        {
+        let minimum = {
             let mut shown = self.tree.lock();
+            let minimum = shown.minimum();
             *shown = tree;
             shown.prune(minimum);
-        }
+            minimum
+        };
         {
             let mut shown = self.marks.lock();
             *shown = marks;

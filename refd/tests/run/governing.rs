@@ -73,6 +73,10 @@ fn two_of_three_decide_and_others_follow() {
     let signed =
         alone(&["registry", "approve", &file("proposal"), "--key", &file("cy"), "-o", &file("approval")]);
     assert!(signed.status.success(), "{}", String::from_utf8_lossy(&signed.stderr));
+    let shown = String::from_utf8(signed.stdout).unwrap();
+    for line in [&format!("proposal {id}"), "name        tools/hello", &format!("+              {object}")] {
+        assert!(shown.contains(line), "nobody signs what was not shown: {line} in {shown}");
+    }
     let committed = node.says(&["registry", "commit", &file("proposal"), &file("approval"), "--json"]);
     assert!(committed.contains("\"version\":2"), "{committed}");
 
@@ -119,6 +123,20 @@ fn two_of_three_decide_and_others_follow() {
     let again = Daemon::start(one_dir.path(), &[]);
     assert!(again.get("/registry/head").contains("\"version\":2"));
     again.terminate();
+}
+
+/// A log in memory begins anew with the process, and so does its key: two logs under one would be a fork.
+#[test]
+fn a_log_in_memory_has_a_key_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let head = || {
+        let daemon = Daemon::start_with(dir.path(), &[], &[("REFD_REGISTRY__MEMORY", "true")]);
+        let head = daemon.get("/registry/head");
+        daemon.terminate();
+        assert!(head.contains("log_key"), "{head}");
+        head
+    };
+    assert_ne!(head(), head());
 }
 
 #[test]

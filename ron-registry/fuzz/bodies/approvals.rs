@@ -121,7 +121,7 @@ pub(crate) fn approvals(mut script: &[u8]) {
                         assert!(committed.insert(entry.version(), id).is_none());
                         quorum.on_committed(&state, &entry);
                     }
-                    Err(_) => quorum.put_back(proposal, &approvals),
+                    Err(_) => assert!(quorum.put_back(proposal, &approvals), "it was in there before"),
                 }
             }
         }

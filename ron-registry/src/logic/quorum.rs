@@ -139,14 +139,8 @@ impl Quorum {
             return Err(Refused::TooLong { limit_ms: self.limits.lifetime_ms_max });
         }
         state.check(&proposal)?;
-        let bytes = proposal.encoded().len();
-        if self.pending.len() >= self.limits.pending_max {
-            return Err(Refused::Full { what: "pending proposals" });
-        }
-        if self.bytes + bytes > self.limits.pending_bytes_max {
-            return Err(Refused::Full { what: "bytes of pending proposals" });
-        }
-        self.put_back(proposal, &[]);
+        self.room_for(&proposal)?;
+        self.insert(proposal, &[]);
         standing(state, &self.pending[&id], now)
     }
 
@@ -237,9 +231,27 @@ impl Quorum {
         }
     }
 
-    /// Puts back what was taken and could not be committed, with its approvals, whatever the limits say: it was in here
-    /// before.
-    pub fn put_back(&mut self, proposal: Proposal, approvals: &[RecordedApproval]) {
+    /// Puts back what was decided and could not be committed, with its approvals; says whether there was room. What came
+    /// with all that it needed was never in here, so a store that takes nothing would otherwise fill it without end.
+    pub fn put_back(&mut self, proposal: Proposal, approvals: &[RecordedApproval]) -> bool {
+        let has_room = self.pending.contains_key(&proposal.id()) || self.room_for(&proposal).is_ok();
+        if has_room {
+            self.insert(proposal, approvals);
+        }
+        has_room
+    }
+
+    fn room_for(&self, proposal: &Proposal) -> Result<(), Refused> {
+        if self.pending.len() >= self.limits.pending_max {
+            return Err(Refused::Full { what: "pending proposals" });
+        }
+        if self.bytes + proposal.encoded().len() > self.limits.pending_bytes_max {
+            return Err(Refused::Full { what: "bytes of pending proposals" });
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, proposal: Proposal, approvals: &[RecordedApproval]) {
         let id = proposal.id();
         self.bytes += proposal.encoded().len();
         self.by_expiry.insert((proposal.expires(), id));

@@ -1,11 +1,14 @@
 //! Proposing, approving, committing, and reading what was committed.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use ron_core::{ContentId, Deadline, Metrics, prometheus_client::registry::Registry as Prometheus};
+use ron_core::{ContentId, Deadline, Metrics, TaskSpec, prometheus_client::registry::Registry as Prometheus};
 use ron_registry::{
     Action, Checkpoint, LogTrust, Outcome, Proposal, Refused, Registry, RegistryError, ReloadSource,
     Settings, Tile,
@@ -15,8 +18,10 @@ use ron_registry::{
 
 use super::world::{
     DAY, LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal,
-    policy, signer, soon, start,
+    policy, signer, soon, start, start_with,
 };
+
+const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 
 fn missing(outcome: Outcome) -> Vec<String> {
     match outcome {
@@ -409,6 +414,59 @@ async fn a_full_store_refuses_and_goes_on_when_there_is_room() {
     assert!(registry.status().ready.writes);
     assert_eq!(bind(&registry, "b", "x", &[0]).await.unwrap().version, 2);
     assert!(registry.status().ready.writes);
+    host.shutdown().await;
+}
+
+/// What comes with all its approvals and finds a store that takes nothing waits, but not more of it than may wait.
+#[tokio::test(start_paused = true)]
+async fn a_full_store_does_not_fill_the_memory() {
+    let host = host();
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let mut settings = Settings::default();
+    settings.pending.pending_max = 8;
+    let registry = start_with(store.clone(), &host, settings).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    store.be(Oddity::Fail(StoreError::NoSpace));
+    for number in 0..40 {
+        bind(&registry, &format!("n/{number}"), "x", &[0]).await.unwrap_err();
+    }
+    assert_eq!(registry.pending(soon()).await.unwrap().len(), 8);
+    store.be(Oddity::None);
+    for number in 0..40 {
+        bind(&registry, &format!("n/{number}"), "x", &[0]).await.unwrap();
+    }
+    assert_eq!(registry.head().version, 41);
+    host.shutdown().await;
+}
+
+/// Callers that are refused because of a block on its way, and do not wait for it, are not kept without end.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stalls_does_not_gather_callers() {
+    let host = host();
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let settings = Settings { commit_timeout: DAY, ..Settings::default() };
+    let registry = start_with(store.clone(), &host, settings).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    let (first, late) = (draft(&registry, "a", "1"), draft(&registry, "a", "2"));
+    store.be(Oddity::Slow(DAY));
+    let brief = || Deadline::after(Duration::from_millis(1));
+    drop(registry.submit(first.clone(), approvals(&first, &[0]), brief()).await);
+    for _ in 0..4200 {
+        let refused = registry.propose(late.clone(), brief()).await.unwrap_err();
+        assert!(matches!(refused, RegistryError::Timeout { .. }), "{refused:?}");
+    }
+    // Those who come now wait in the lane, which is full at some point.
+    let busy = Arc::new(AtomicU64::new(0));
+    for _ in 0..520 {
+        let (registry, late, busy) = (registry.clone(), late.clone(), Arc::clone(&busy));
+        host.spawn(CALLER, move |_| async move {
+            if let Err(RegistryError::Busy { what: "proposals", .. }) = registry.propose(late, soon()).await {
+                busy.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(busy.load(Ordering::Relaxed), 520 - 512);
     host.shutdown().await;
 }
 

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ron_core::{Deadline, TaskSpec, now};
-use ron_registry::{RegistryError, Settings, store::MemoryStore};
+use ron_core::{Deadline, Metrics, TaskSpec, now, prometheus_client::registry::Registry as Prometheus};
+use ron_registry::{Registry, RegistryError, Settings, store::MemoryStore};
 
-use super::world::{Odd, Oddity, bind, draft, founded, host, policy, soon, start_with};
+use super::world::{LOG_KEY, ORIGIN, Odd, Oddity, bind, clock, draft, founded, host, policy, soon};
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 const HOUR: Duration = Duration::from_secs(3600);
@@ -16,7 +16,10 @@ async fn a_full_queue_refuses_at_once() {
     let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
     let settings =
         Settings { proposals_lane: 2, approvals_lane: 2, commit_timeout: HOUR, ..Settings::default() };
-    let registry = start_with(store.clone(), &host, settings).await;
+    let mut scrape = Prometheus::default();
+    let builder = Registry::builder(ORIGIN, LOG_KEY).settings(settings).clock(clock());
+    let builder = builder.metrics(Metrics::register("ron_registry", &mut scrape));
+    let registry = builder.start(store.clone(), &host).await.unwrap();
     registry.found(policy(1, 1), soon()).await.unwrap();
     store.be(Oddity::Slow(HOUR));
     // One block is on its way; the next one gathers until it is full, and then nothing is taken in.
@@ -36,6 +39,14 @@ async fn a_full_queue_refuses_at_once() {
     assert!(matches!(refused, RegistryError::Busy { what: "proposals", .. }), "{refused:?}");
     assert_eq!(before.elapsed(), Duration::ZERO);
     assert!(!registry.status().ready.writes);
+    let mut text = String::new();
+    ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+    let counted = |family: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(family) && line.contains("\"proposals\""));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    assert!(counted("ron_registry_busy_rejections_total") > 0.0, "{text}");
+    assert!(counted("ron_registry_queue_depth") > 0.0, "{text}");
     host.shutdown().await;
 }
 

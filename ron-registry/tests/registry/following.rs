@@ -22,7 +22,8 @@ use ron_registry::{
 };
 
 use super::world::{
-    LOG_KEY, ORIGIN, approvals, bind, bind_many, clock, draft, founded, host, journal, policy, soon, start,
+    LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal, policy,
+    soon, start,
 };
 
 /// What a source does with what it is asked.
@@ -36,6 +37,10 @@ struct Habits {
     at_a_time: Option<usize>,
     /// Gives no entries from here on.
     stops_at: Option<u64>,
+    /// Gives no proofs.
+    proves_nothing: bool,
+    /// Shows this head instead of the last.
+    shows: Option<Bytes>,
 }
 
 /// A registry in this process, as somebody would serve it who may be anybody.
@@ -70,7 +75,10 @@ fn refused(error: RegistryError) -> SourceError {
 
 impl Source for Told {
     fn checkpoint(&self, _: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
-        Box::pin(async move { Ok(self.ask()?.0.checkpoint().to_string().into()) })
+        Box::pin(async move {
+            let (registry, habits) = self.ask()?;
+            Ok(habits.shows.unwrap_or_else(|| registry.checkpoint().to_string().into()))
+        })
     }
 
     fn entries(
@@ -102,7 +110,13 @@ impl Source for Told {
         new: u64,
         _: Deadline,
     ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>> {
-        Box::pin(async move { self.ask()?.0.prove_consistency(old, new).map_err(refused) })
+        Box::pin(async move {
+            let (registry, habits) = self.ask()?;
+            if habits.proves_nothing {
+                return Err(SourceError::Away { message: "busy".into() });
+            }
+            registry.prove_consistency(old, new).map_err(refused)
+        })
     }
 
     fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
@@ -279,6 +293,114 @@ async fn false_entries_are_not_kept() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     source.be(Habits::default());
     reaches(&follower, 2).await;
+    host.shutdown().await;
+}
+
+/// Old heads are to be had by anybody. However many are shown, a fork that is shown later is still kept, and closes the gate
+/// for good.
+#[tokio::test(start_paused = true)]
+async fn rollbacks_leave_room_for_a_fork() {
+    let host = host();
+    let (one, other) = two_faces(&host).await;
+    let mut heads: Vec<Bytes> = Vec::new();
+    for number in 0..24 {
+        heads.push(one.checkpoint().to_string().into());
+        bind(&one, &format!("b/{number}"), "1", &[0]).await.unwrap();
+    }
+    let source = Told::of(&one);
+    let told = Arc::new(Mutex::new(0));
+    let heard = Arc::clone(&told);
+    let follower = Registry::follower(trust(), source.clone()).clock(clock());
+    let follower = follower.on_evidence(move |_| *heard.lock().unwrap() += 1);
+    let follower = follower.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    reaches(&follower, 26).await;
+    for head in heads {
+        source.be(Habits { shows: Some(head), ..Habits::default() });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    let kept = follower.evidence();
+    assert!(kept.iter().all(|evidence| evidence.kind == EvidenceKind::Rollback) && kept.len() == 8);
+    assert_eq!(*told.lock().unwrap(), 8, "nobody is told without end");
+    source.be(Habits::default());
+    bind(&other, "b/0", "2", &[0]).await.unwrap();
+    source.show(&other);
+    catches(&follower, EvidenceKind::Fork).await;
+    source.show(&one);
+    bind(&one, "c", "1", &[0]).await.unwrap();
+    reaches(&follower, 27).await;
+    assert!(!follower.status().ready.reads, "it is not forgotten");
+    host.shutdown().await;
+}
+
+/// Who sends false entries and then no proof has shown nothing against the log.
+#[tokio::test(start_paused = true)]
+async fn no_proof_is_no_fork() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let source = Told::of(&registry);
+    let follower = follow(source.clone(), Arc::new(MemoryStore::new()), &host).await;
+    reaches(&follower, 1).await;
+    source.be(Habits { flips: Some(2), proves_nothing: true, ..Habits::default() });
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((follower.evidence(), follower.head().version), (Vec::new(), 1));
+    source.be(Habits::default());
+    reaches(&follower, 2).await;
+    assert!(follower.status().ready.reads);
+    host.shutdown().await;
+}
+
+/// A fork that is shown before the follower has caught up is one against the head that it was catching up with.
+#[tokio::test(start_paused = true)]
+async fn a_fork_on_the_way_is_proven_by_the_head_that_was_shown() {
+    let host = host();
+    let (one, other) = two_faces(&host).await;
+    let source = Told::of(&one);
+    let follower = follow(source.clone(), Arc::new(MemoryStore::new()), &host).await;
+    reaches(&follower, 2).await;
+    source.be(Habits { away: true, ..Habits::default() });
+    for name in ["b", "c"] {
+        bind(&one, name, "1", &[0]).await.unwrap();
+        bind(&other, name, "2", &[0]).await.unwrap();
+    }
+    source.be(Habits { at_a_time: Some(1), stops_at: Some(4), ..Habits::default() });
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(follower.head().version, 2, "one more is kept, and not shown");
+    source.show(&other);
+    source.be(Habits::default());
+    let fork = catches(&follower, EvidenceKind::Fork).await;
+    let (ours, theirs) = (trust().open(&fork.ours).unwrap(), trust().open(&fork.theirs).unwrap());
+    assert_eq!((ours.size, theirs.size), (4, 4));
+    assert_ne!(ours.root, theirs.root, "the log's own key says so twice");
+    host.shutdown().await;
+}
+
+/// What was given up on and kept after all does not stand in the way of what comes next.
+#[tokio::test(start_paused = true)]
+async fn what_was_kept_late_is_gone_on_from() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let (source, store) = (Told::of(&registry), Arc::new(Odd::over(Arc::new(MemoryStore::new()))));
+    let follower = follow(source.clone(), store.clone(), &host).await;
+    reaches(&follower, 1).await;
+    store.be(Oddity::Lost);
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(follower.head().version, 1);
+    // The same block again, and then a longer one.
+    source.be(Habits { away: true, ..Habits::default() });
+    store.be(Oddity::None);
+    bind(&registry, "b", "x", &[0]).await.unwrap();
+    source.be(Habits::default());
+    reaches(&follower, 3).await;
+    assert_eq!(follower.head(), registry.head());
+    assert!(follower.status().ready.reads && follower.evidence().is_empty());
+    store.be(Oddity::Lost);
+    bind(&registry, "c", "x", &[0]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    store.be(Oddity::None);
+    reaches(&follower, 4).await;
+    assert!(follower.status().ready.reads && follower.evidence().is_empty());
     host.shutdown().await;
 }
 

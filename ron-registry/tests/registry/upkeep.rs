@@ -388,8 +388,10 @@ async fn a_stalled_publisher_holds_nobody_up() {
     let host = host();
     let told = Told { stalls: Duration::from_secs(10), ..Told::default() };
     let settings = Settings { committed_lane: 8, ..Settings::default() };
-    let builder =
-        Registry::builder(ORIGIN, LOG_KEY).settings(settings).clock(clock()).publisher(told.clone());
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let builder = Registry::builder(ORIGIN, LOG_KEY).settings(settings).clock(clock()).metrics(metrics);
+    let builder = builder.publisher(told.clone());
     let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
     registry.found(policy(1, 1), soon()).await.unwrap();
     let before = ron_core::now();
@@ -398,6 +400,8 @@ async fn a_stalled_publisher_holds_nobody_up() {
     assert!(told.versions.lock().unwrap().len() < 2);
     tokio::time::sleep(Duration::from_secs(1020)).await;
     assert_eq!(*told.versions.lock().unwrap(), (1..=101).collect::<Vec<_>>());
+    // What it had not taken from memory in time it was read from the log, and that is counted.
+    assert!(scraped(&scrape, "ron_registry_bus_lagged_total{topic=\"committed\"}") > 0.0);
     host.shutdown().await;
 }
 

@@ -143,6 +143,8 @@ pub(crate) enum Oddity {
     Fail(StoreError),
     /// Appends take place, and it says that it does not know.
     Doubt,
+    /// As before, and nothing can be read.
+    Lost,
     /// One bit of the entry with this version is another when it is read.
     Flip(u64),
     /// One bit of a signature in the entry with this version is another when it is read.
@@ -200,7 +202,7 @@ impl LogStore for Odd {
                     slept.map_err(StoreError::from)?;
                 }
                 Oddity::Fail(error) => return Err(error),
-                Oddity::Doubt => {
+                Oddity::Doubt | Oddity::Lost => {
                     self.store.append_if(after, block, deadline).await?;
                     return Err(StoreError::Unknown { message: "the answer was lost".into() });
                 }
@@ -222,7 +224,7 @@ impl LogStore for Odd {
         Box::pin(async move {
             let mut entries = match self.is() {
                 Oddity::Empty => Ok(Vec::new()),
-                Oddity::Away => Err(StoreError::Failed { message: "away".into() }),
+                Oddity::Away | Oddity::Lost => Err(StoreError::Failed { message: "away".into() }),
                 Oddity::Stuck => {
                     deadline.limit("read", std::future::pending()).await.map_err(StoreError::from)
                 }
@@ -253,7 +255,7 @@ impl LogStore for Odd {
     fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>> {
         Box::pin(async move {
             match self.is() {
-                Oddity::Away => Err(StoreError::Failed { message: "away".into() }),
+                Oddity::Away | Oddity::Lost => Err(StoreError::Failed { message: "away".into() }),
                 _ => {
                     self.way().await;
                     let tail = self.store.tail(deadline).await;

@@ -34,17 +34,24 @@ async fn a_decision_and_its_proofs_from_afar() {
     let trust = LogTrust::new(client.head(soon()).await.unwrap().log_key.parse().unwrap());
     let name = "tools/a".parse().unwrap();
     assert_eq!(client.name(&name, &trust, soon()).await.unwrap().unwrap().version, 2);
+    // Whatever a name may be made of.
+    for (version, odd) in (4..).zip(["a?b=1", "a%2fb", "a#b", "a%b", "a+b&c", "\"<>`{|}^\\[]"]) {
+        let proposal = draft(&host.registry, odd, "x");
+        client.commit(&proposal, &approvals(&proposal, &[1, 2]), soon()).await.unwrap();
+        let latest = client.name(&odd.parse().unwrap(), &trust, soon()).await.unwrap();
+        assert_eq!(latest.unwrap().version, version, "{odd}");
+    }
     let entry = client.entry(2, soon()).await.unwrap();
     client.proof(2, soon()).await.unwrap().verify(&entry, &trust).unwrap();
     assert_eq!(client.policy(soon()).await.unwrap().policy.groups[0].needed, 2);
-    assert_eq!(client.log(Some(2), 9, soon()).await.unwrap().entries.len(), 2);
+    assert_eq!(client.log(Some(2), 2, soon()).await.unwrap().entries.len(), 2);
 
     // Somebody else's key proves nothing here.
     let other = Registry::builder("example.com/registry", [1; 32]);
     let other = other.start(Arc::new(MemoryStore::new()), &host.supervisor).await.unwrap();
     let unproven = client.name(&name, &LogTrust::new(other.log_key()), soon()).await.unwrap_err();
     assert!(matches!(unproven, ClientError::Unproven(_)), "{unproven:?}");
-    let refused = client.entry(9, soon()).await.unwrap_err();
+    let refused = client.entry(99, soon()).await.unwrap_err();
     assert!(
         matches!(&refused, ClientError::Refused { status: 404, code, .. } if code == "no_such_entry"),
         "{refused:?}"
