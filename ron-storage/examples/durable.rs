@@ -712,9 +712,8 @@ fn main() {
         world.after(SECOND * 60 * minutes, what);
     }
     world.run_until(SECOND * 3600 * hours as u32, false);
-    let lost: Vec<_> =
-        world.objects.iter().filter(|(_, known)| !known.is_deleted).map(|(id, _)| *id).collect();
-    let lost: Vec<_> = lost.into_iter().filter(|object| !world.is_whole(object)).collect();
+    let alive = world.objects.iter().filter(|(_, known)| !known.is_deleted);
+    let lost: Vec<_> = alive.map(|(id, _)| *id).filter(|object| !world.is_whole(object)).collect();
     assert!(lost.is_empty() && world.lost.is_empty(), "lost within the policy: {lost:?} {:?}", world.lost);
     // No more failures: everything is as it should be some hours later.
     world.run_until(world.now + SECOND * 3600 * 6, true);

@@ -2,6 +2,8 @@
 //!
 //! Every deletion is looked at: what is alive must be left, readable, on a disk that survives.
 
+#![allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -189,10 +191,10 @@ impl Cluster {
                 if !(*is_whole && has(self, &node, &object)) && good.count() < enough {
                     Outcome::Failed
                 } else {
-                    for (index, to) in
-                        missing.iter().filter(|(_, to)| self.is_up(to)).copied().collect::<Vec<_>>()
-                    {
-                        self.tell(to, shards[usize::from(index)], Holding::Good);
+                    for (index, to) in missing {
+                        if self.is_up(to) {
+                            self.tell(*to, shards[usize::from(*index)], Holding::Good);
+                        }
                     }
                     Outcome::Done
                 }
@@ -606,11 +608,10 @@ fn every_order_of_a_few_mishaps_ends_well() {
             match mishap {
                 // It goes, or comes back; one at a time.
                 0..=3 if cluster.nodes[node].presence == Presence::Away => cluster.set(node, Presence::Up),
-                0..=3 => {
-                    if !cluster.nodes.iter().any(|node| node.presence != Presence::Up) {
-                        cluster.set(node, Presence::Away);
-                    }
+                0..=3 if cluster.nodes.iter().all(|node| node.presence == Presence::Up) => {
+                    cluster.set(node, Presence::Away);
                 }
+                0..=3 => {}
                 4 | 5 if cluster.is_up(&name(node)) => {
                     // Its disk is empty or damaged.
                     let held = if mishap == 4 { Holding::Absent } else { Holding::Bad };
@@ -709,7 +710,7 @@ mod trimming {
     fn steps(state: &State, views: &[Vec<usize>; NODES], is_lax: bool) -> Vec<State> {
         let (piece, now) = (content(0), TICK * state.now.into());
         let mut next = Vec::new();
-        for node in 0..NODES {
+        for (node, view) in views.iter().enumerate() {
             let mut after = state.clone();
             if let Some(asking) = &mut after.asking[node] {
                 match asking.pop() {
@@ -732,10 +733,10 @@ mod trimming {
                     }
                 }
                 next.push(after);
-            } else if state.has[node] && !views[node].contains(&node) && !views[node].is_empty() {
+            } else if state.has[node] && !view.contains(&node) && !view.is_empty() {
                 let mut after = state.clone();
                 if after.promises[node].begin(piece, now).is_ok() {
-                    after.asking[node] = Some(views[node].clone());
+                    after.asking[node] = Some(view.clone());
                     next.push(after);
                 }
             }
