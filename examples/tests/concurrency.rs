@@ -188,7 +188,10 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let store = Store::builder().memory().start(&host).await.expect("memory is always there");
     assert!(store.ready().writes);
     let links = ron_storage::peers::Links::start(&here, &host).expect("nobody else speaks it");
-    let _fetcher = ron_storage::fetch::Fetcher::new(links, &store);
+    let _fetcher = ron_storage::fetch::Fetcher::new(links.clone(), &store);
+    let alone = Arc::new(ron_core::Snapshot::new(Vec::new()));
+    let keeping = ron_storage::repair::Keeping::builder(&store, here.node_id(), Arc::new(links), alone);
+    let _keeping = keeping.start(&host).expect("the settings make sense");
     // An index has its warmer if there is something to warm, its purger if there is a registry, and the lock of a question
     // once it asks.
     let warm = ron_index::Key::Content(ContentId::of(b"warm"));
