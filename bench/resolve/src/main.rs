@@ -16,6 +16,9 @@ use std::{error::Error, process::ExitCode};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
+/// Its name, and what runs it, briefly or in full.
+type Section = (&'static str, fn(bool) -> Outcome<()>);
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.first().and_then(|first| first.strip_prefix("--serve-")) {
@@ -35,7 +38,7 @@ fn sections(arguments: &[String]) -> Outcome<()> {
     let is_quick = arguments.iter().any(|argument| argument == "--quick");
     let wanted: Vec<&str> =
         arguments.iter().map(String::as_str).filter(|argument| !argument.starts_with("--")).collect();
-    let sections: [(&str, fn(bool) -> Outcome<()>); 3] =
+    let sections: [Section; 3] =
         [("cache", caches::run), ("process", in_process::run), ("http", serving::run)];
     if let Some(unknown) = wanted.iter().find(|name| sections.iter().all(|(known, _)| known != *name)) {
         return Err(format!("no section {unknown}").into());
