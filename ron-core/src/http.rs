@@ -57,6 +57,7 @@ mod metrics;
 mod ops;
 mod pace;
 mod problem;
+mod query;
 mod seats;
 mod server;
 mod upgrade;
@@ -69,13 +70,14 @@ use http::{HeaderName, HeaderValue};
 pub use self::{
     body::{BodyError, collect},
     client::{ClientAddr, ForwardHeader, IpNet, IpNetError, TrustedProxies},
-    guard::{Guard, Guarded, Hosts, only, require},
+    guard::{Guard, Guarded, Guarding, Hosts, only, require},
     inflate::{Inflate, InflateError},
     json::Json,
     listen::Listen,
     metrics::HttpMetrics,
     ops::{VersionInfo, ops_router},
     problem::Problem,
+    query::{Query, accepts, percent_decode},
     server::{Builder, HttpError, Server, Settings, Wrap},
     upgrade::{Upgrade, Upgraded},
     wire::Stream,
@@ -120,7 +122,9 @@ impl CorrId {
     }
 
     fn to_header(self) -> HeaderValue {
-        HeaderValue::try_from(self.to_string()).expect("digits are a header value")
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digits = |at: usize| DIGITS[(self.0 >> (60 - 4 * at)) as usize & 15];
+        HeaderValue::from_bytes(&std::array::from_fn::<u8, 16, _>(digits)).expect("digits are a header value")
     }
 }
 

@@ -497,6 +497,20 @@ impl<T> PriorityInbox<T> {
         Some(item)
     }
 
+    /// The next item by priority, if there is one now.
+    #[must_use]
+    pub fn try_recv(&mut self) -> Option<T> {
+        let seconds_turn = self.streak >= self.burst.get();
+        let (preferred, other) =
+            if seconds_turn { (&self.second, &self.first) } else { (&self.first, &self.second) };
+        let (item, second_had_it) = match preferred.try_recv() {
+            Some(item) => (item, seconds_turn),
+            None => (other.try_recv()?, !seconds_turn),
+        };
+        self.streak = if second_had_it { 0 } else { self.streak + 1 };
+        Some(item)
+    }
+
     /// Closes both lanes to newcomers.
     pub fn close(&self) {
         self.first.close();

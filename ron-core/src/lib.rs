@@ -54,6 +54,11 @@
 //! clients cannot hurt. `sim` adds the module `sim`: a disk, a network and
 //! whole nodes that fail out of one seed, for testing your own program. `planted-bugs` is for this crate's own tests.
 
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
+
 pub mod auth;
 mod backoff;
 mod breaker;
@@ -94,8 +99,24 @@ mod snapshot;
 mod supervisor;
 mod sync;
 
+/// The router that `http::Server` serves, in the version this crate uses; `axum::http` has heads and status codes.
+#[cfg(feature = "http")]
+pub use axum;
+/// The hash of what happened in a simulated world, in the version this crate uses.
+#[cfg(feature = "sim")]
+pub use blake3;
+/// The bytes that journals, frames and calls carry, in the version this crate uses.
+pub use bytes;
+/// The generator that chances are drawn from, in the version this crate uses.
+pub use fastrand;
+/// What [`net::cbor`] reads from and writes to, in the version this crate uses.
+#[cfg(all(feature = "net", not(ron_loom)))]
+pub use minicbor;
 /// The registry that [`Metrics`] and [`Ready`] export to, in the version this crate uses.
 pub use prometheus_client;
+/// What documents of routes are made of, in the version this crate uses.
+#[cfg(feature = "http")]
+pub use serde_json;
 
 pub use backoff::{Backoff, BackoffPolicy};
 pub use breaker::{Admission, Breaker, BreakerOpen, BreakerSettings, BreakerState, Probing};
@@ -108,7 +129,9 @@ pub use id::{ContentId, Distance, IdError, NodeId};
 pub use inventory::{Inventory, LaneKind, LaneSpec, LockSpec, Overflow, TaskSpec};
 pub use lane::{Held, Inbox, Lane, PriorityInbox, Reply};
 pub use lock::{Lock, LockGuard};
-pub use metrics::{Counter, Depth, Gauge, GaugeSpec, Histogram, HistogramSpec, Metrics, OwnCounter, Tally};
+pub use metrics::{
+    Counter, Depth, Gauge, GaugeSpec, Histogram, HistogramSpec, Metrics, OwnCounter, QueueState, Tally,
+};
 pub use pacer::Pacer;
 pub use permits::MemoryBudget;
 pub use pool::{Pool, PoolSpec};

@@ -16,12 +16,10 @@ use std::{
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
-    metrics::MetricType,
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, TypedMetric},
     registry::Registry,
 };
-
-pub use prometheus_client::metrics::histogram::Histogram;
 
 use crate::inventory::{Inventory, LaneSpec, LockSpec, TaskSpec};
 
@@ -185,6 +183,71 @@ impl fmt::Debug for Gauge {
     }
 }
 
+/// A distribution. Cloning shares it; observing takes no lock, so that it can be done for every request on every core.
+///
+/// The count is the sum of its buckets, so the two always fit together; the sum of what was observed may be ahead or behind by
+/// what is being observed while it is read.
+#[derive(Clone)]
+pub struct Histogram(Arc<Observed>);
+
+struct Observed {
+    /// The upper bound of each bucket and what fell into it; the last has no bound.
+    buckets: Box<[(f64, AtomicU64)]>,
+    /// The bits of a float.
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    /// An empty one with buckets up to these bounds, ascending, and one for everything above.
+    #[must_use]
+    pub fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
+        let bounds = bounds.into_iter().chain([f64::MAX]);
+        let buckets = bounds.map(|bound| (bound, AtomicU64::new(0))).collect();
+        Histogram(Arc::new(Observed { buckets, sum: AtomicU64::new(0) }))
+    }
+
+    /// Counts one observation.
+    pub fn observe(&self, value: f64) {
+        let Observed { buckets, sum } = &*self.0;
+        let last = buckets.len() - 1;
+        let at = buckets[..last].iter().position(|(bound, _)| value <= *bound).unwrap_or(last);
+        buckets[at].1.fetch_add(1, Ordering::Relaxed);
+        let add = |bits| Some((f64::from_bits(bits) + value).to_bits());
+        let _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
+    /// How often something was observed.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.buckets.iter().map(|(_, count)| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Histogram({})", self.count())
+    }
+}
+
+impl TypedMetric for Histogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let Observed { buckets, sum } = &*self.0;
+        let seen: Vec<(f64, u64)> =
+            buckets.iter().map(|(bound, count)| (*bound, count.load(Ordering::Relaxed))).collect();
+        let count = seen.iter().map(|(_, count)| count).sum();
+        let sum = f64::from_bits(sum.load(Ordering::Relaxed));
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &seen, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
 /// A queue that can be asked how full it is.
 ///
 /// [`Lane`](crate::Lane) and [`Feed`](crate::Feed) are. A queue with an order of its own becomes one of the measured and
@@ -194,6 +257,17 @@ pub trait Depth: Send + Sync {
     fn depth(&self) -> usize;
     /// Items it takes at most.
     fn capacity(&self) -> usize;
+}
+
+/// How full a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueState {
+    /// Its name; sessions and streams may have many of one name.
+    pub name: &'static str,
+    /// Items that wait.
+    pub depth: usize,
+    /// Items that it takes at most.
+    pub capacity: usize,
 }
 
 /// The counters and queues of one subsystem.
@@ -267,6 +341,25 @@ impl Metrics {
     #[must_use]
     pub fn inventory(&self) -> Inventory {
         self.lock().inventory.clone()
+    }
+
+    /// Every queue that exists now, each on its own, with what waits in it and what it takes at most: what the scraped gauges
+    /// are sums of.
+    #[must_use]
+    pub fn queues(&self) -> Vec<QueueState> {
+        let queues = self.lock().queues.clone();
+        let read = |(name, queues): (&'static str, Queues)| {
+            let all = queues.all.into_iter().filter_map(|queue| queue.upgrade());
+            all.map(move |queue| QueueState { name, depth: queue.depth(), capacity: queue.capacity() })
+        };
+        queues.into_iter().flat_map(read).collect()
+    }
+
+    /// What was counted so far, over all labels.
+    #[must_use]
+    pub fn total(&self, counter: Counter) -> u64 {
+        let shared = self.lock();
+        shared.tallies.iter().filter(|((of, _), _)| *of == counter).map(|(_, tally)| tally.get()).sum()
     }
 
     pub(crate) fn note_task(&self, spec: TaskSpec) {
@@ -398,6 +491,9 @@ mod tests {
         assert!(text.contains("ron_test_busy_rejections_total{endpoint=\"work\"} 3"), "{text}");
         assert!(text.contains("ron_test_queue_depth{queue=\"work\"} 7"), "{text}");
         assert!(text.contains("ron_test_queue_capacity{queue=\"work\"} 512"), "{text}");
+        assert_eq!(metrics.queues(), [QueueState { name: "work", depth: 7, capacity: 512 }]);
+        metrics.tally(Counter::BusyRejections, "play").add(1);
+        assert_eq!(metrics.total(Counter::BusyRejections), 4);
     }
 
     #[test]

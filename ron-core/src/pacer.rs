@@ -348,6 +348,59 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        /// Many takers with pieces of any size, who pay for them in parts of at most the burst, while the rate changes: whichever
+        /// window of time one looks at, no more flowed in it than the burst and the highest rate allow.
+        #[test]
+        fn in_no_window_more_than_rate_and_burst(
+            takers in prop::collection::vec(
+                (0_u64..3_000, prop::collection::vec(1_u64..400_000, 1..6)), 1..8),
+            rates in prop::collection::vec((10_000_u64..200_000, 1_u64..4_000), 1..5),
+            burst in 1_000_u64..20_000,
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+            let (flowed, highest) = runtime.expect("a runtime").block_on(async {
+                let of = |number| NonZeroU64::new(number).expect("from one");
+                let (pacer, began) = (pacer(rates[0].0, burst), now());
+                let flowed = Arc::new(std::sync::Mutex::new(Vec::new()));
+                let mut tasks = JoinSet::new();
+                for (wait, pieces) in takers {
+                    let (pacer, flowed) = (pacer.clone(), Arc::clone(&flowed));
+                    tasks.spawn(async move {
+                        tokio::time::sleep(Duration::from_millis(wait)).await;
+                        for mut left in pieces {
+                            while left > 0 {
+                                let part = left.min(burst);
+                                pacer.take(part, patient()).await.expect("there is time");
+                                flowed.lock().expect("nobody panicked").push((now() - began, part));
+                                left -= part;
+                            }
+                        }
+                    });
+                }
+                for (rate, wait) in &rates {
+                    pacer.set_rate(of(*rate), of(burst));
+                    tokio::time::sleep(Duration::from_millis(*wait)).await;
+                }
+                tasks.join_all().await;
+                let flowed = flowed.lock().expect("nobody panicked").clone();
+                (flowed, rates.iter().map(|(rate, _)| *rate).max().unwrap_or(1))
+            });
+            // What a burst is at least, at the highest rate.
+            let burst = burst.max(highest / 500 + 1) as f64;
+            for first in 0..flowed.len() {
+                let mut sum = 0;
+                for (at, part) in &flowed[first..] {
+                    sum += part;
+                    // The first of a window may have been woken a millisecond late, and those behind it not.
+                    let window = (*at - flowed[first].0).as_secs_f64() + 0.001;
+                    let allowed = burst + window * highest as f64 + 2.0;
+                    prop_assert!(sum as f64 <= allowed, "{sum} bytes, {allowed} allowed");
+                }
+            }
+        }
+
         /// Over any time, no more flows than the burst and the rate allow.
         #[test]
         fn never_more_than_rate_and_burst(

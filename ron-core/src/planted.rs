@@ -21,6 +21,8 @@ pub enum Bug {
     MissingSync,
     /// The journal acknowledges records of a new segment without syncing the directory that names it.
     MissingDirSync,
+    /// A lane takes whatever comes, however much it holds already.
+    UnboundedLane,
 }
 
 #[cfg(feature = "planted-bugs")]

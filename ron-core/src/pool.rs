@@ -81,8 +81,12 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         let worker = Arc::new(Worker::new(supervisor, spec.task, work));
         for _ in 0..spec.workers.get() {
             let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
+            let spawner = supervisor.is_inline().then(|| supervisor.spawner());
             let run = async move {
                 while let Some(held) = inbox.recv_held().await {
+                    if let Some(spawner) = &spawner {
+                        spawner.pace_inline().await;
+                    }
                     worker.run_blocking(held.item);
                 }
             };

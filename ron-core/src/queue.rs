@@ -344,7 +344,7 @@ impl<T> Queue<T> {
         if back.accepted - back.taken_seen >= self.capacity {
             back.taken_seen = self.taken();
         }
-        back.accepted - back.taken_seen < self.capacity
+        back.accepted - back.taken_seen < self.capacity || is_planted(Bug::UnboundedLane)
     }
 
     /// Ends a producer's visit to the back and wakes a consumer if one is idle.

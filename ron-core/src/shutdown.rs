@@ -10,7 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -89,7 +89,7 @@ impl Latch {
     }
 
     pub(crate) fn wait(&self) -> Wait<'_> {
-        Wait { latch: self, seat: Seat::default() }
+        Wait { latch: self, seat: Seat::default(), waker: None }
     }
 }
 
@@ -103,6 +103,8 @@ impl fmt::Debug for Latch {
 pub(crate) struct Wait<'a> {
     latch: &'a Latch,
     seat: Seat,
+    /// The one that sits there.
+    waker: Option<Waker>,
 }
 
 impl Future for Wait<'_> {
@@ -113,11 +115,17 @@ impl Future for Wait<'_> {
             return Poll::Ready(());
         }
         let this = &mut *self;
+        // Whoever sits there already is woken when it is set. All connections of a server wait for one latch, and look at
+        // it with every request.
+        if this.waker.as_ref().is_some_and(|seated| seated.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
         let mut state = lock(&this.latch.state);
         if this.latch.is_set() {
             return Poll::Ready(());
         }
         state.waiting.join(&mut this.seat, cx.waker());
+        this.waker = Some(cx.waker().clone());
         Poll::Pending
     }
 }

@@ -35,6 +35,16 @@ pub struct Fatal {
     /// The panic message or error of the last failure.
     pub reason: String,
 }
+/// Says how long inline blocking work takes.
+#[derive(Clone)]
+struct Pace(Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl fmt::Debug for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pace")
+    }
+}
+
 /// Settings of a supervisor. See [`Supervisor::builder`].
 #[derive(Debug)]
 pub struct Builder {
@@ -45,6 +55,7 @@ pub struct Builder {
     seed: Option<u64>,
     blocking_max: usize,
     inline: bool,
+    pace: Option<Pace>,
     runtime: Option<Handle>,
 }
 
@@ -91,6 +102,14 @@ impl Builder {
         self
     }
 
+    /// How long inline blocking work takes on tokio's clock: asked before each piece of it. For simulated disks that are
+    /// slow; without it such work takes no time. Nothing without [`inline_blocking`](Builder::inline_blocking).
+    #[must_use]
+    pub fn inline_pace(mut self, pace: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.pace = Some(Pace(Arc::new(pace)));
+        self
+    }
+
     /// The runtime that tasks are spawned on. Default: the current one.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
@@ -111,6 +130,7 @@ impl Builder {
             jitter: Mutex::new(fastrand::Rng::with_seed(seed)),
             blocking: Permits::new(self.blocking_max.max(1) as u64),
             inline: self.inline,
+            pace: self.pace,
         };
         Supervisor::of(Group::new(self.name, self.drain, self.metrics, Arc::new(shared), Weak::new()))
     }
@@ -135,6 +155,7 @@ impl Supervisor {
             seed: None,
             blocking_max: 32,
             inline: false,
+            pace: None,
             runtime: None,
         }
     }
@@ -390,6 +411,14 @@ impl Spawner {
     #[must_use]
     pub fn stop(&self) -> Stop {
         self.group.stop.clone()
+    }
+
+    /// Passes the time that a piece of inline blocking work takes, see [`Builder::inline_pace`].
+    pub(crate) async fn pace_inline(&self) {
+        let pace = self.group.inline_pace();
+        if !pace.is_zero() {
+            tokio::time::sleep(pace).await;
+        }
     }
 }
 

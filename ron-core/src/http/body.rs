@@ -7,7 +7,7 @@ use std::{
     error::Error,
     pin::Pin,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
@@ -15,14 +15,16 @@ use std::{
 
 use axum::{
     body::{Body, Bytes},
-    extract::{MatchedPath, Request},
+    extract::Request,
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::{
     CorrId, Problem, Settings, causes,
+    guard::{Held, Place},
     inflate::{Inflate, InflateError},
+    metrics::RouteCounts,
     pace::{PaceLimit, Paced},
 };
 
@@ -86,7 +88,9 @@ impl From<InflateError> for BodyError {
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) corr: CorrId,
-    pub(super) route: OnceLock<MatchedPath>,
+    pub(super) route: OnceLock<Arc<RouteCounts>>,
+    /// Places that guards gave the request, once its answer is there.
+    places: Mutex<Option<Held>>,
     body_max: AtomicU64,
     /// Whether the route keeps time itself.
     own_deadline: AtomicBool,
@@ -99,10 +103,20 @@ impl Scope {
         Arc::new(Scope {
             corr,
             route: OnceLock::new(),
+            places: Mutex::new(None),
             body_max: AtomicU64::new(settings.body_bytes_max),
             own_deadline: AtomicBool::new(false),
             cut: AtomicU8::new(0),
         })
+    }
+
+    /// Keeps `place` until the answer is written.
+    pub(super) fn hold(&self, place: Place) {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().push(place);
+    }
+
+    pub(super) fn take_places(&self) -> Option<Held> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(super) fn limit_body(&self, bytes: u64) {

@@ -1,13 +1,14 @@
 //! One connection, from its seat to its last byte, and what every request on it has in common.
 
 use std::{
+    cell::RefCell,
     convert::Infallible,
     fmt,
     future::{Future, poll_fn},
     io,
     net::IpAddr,
-    pin::{Pin, pin},
-    sync::Arc,
+    pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,12 +18,16 @@ use axum::{
     body::{Body, Bytes},
     extract::{DefaultBodyLimit, MatchedPath, Request},
     response::{IntoResponse as _, Response},
+    routing::future::RouteFuture,
 };
-use http::{HeaderValue, StatusCode, Version, header};
+use http::{HeaderValue, Method, StatusCode, Version, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::{Instant, Sleep, sleep_until},
+};
 use tower::{Layer, Service};
 
 use super::{
@@ -30,13 +35,17 @@ use super::{
     body::{Arriving, Scope},
     guard::Held,
     head::{Fault, HeadLimits},
+    metrics::RouteCounts,
     ops,
     pace::PaceLimit,
     seats::Seat,
     upgrade::{Handover, Upgrade, Upgraded},
     wire::{BodyLength, GaveUp, HeadTimer, Wire, WireControl, WireLimits},
 };
-use crate::{Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, supervisor::catch_all};
+use crate::{
+    Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, Watch,
+    supervisor::{catch, catch_all},
+};
 
 pub(super) const CONNECTION: TaskSpec =
     TaskSpec::new("ron-core", "http_connection").what("serves the requests of one connection");
@@ -48,6 +57,9 @@ const HURRY: Duration = Duration::from_secs(1);
 /// with unread bytes makes the kernel send one.
 const LINGER_BYTES: usize = 2 << 20;
 const LINGER: Duration = Duration::from_millis(500);
+
+/// Header lines that the parser has room for without being told. Told, it fills the room anew for every request.
+const PARSER_HEADERS: usize = 100;
 
 /// What all connections of a server share.
 pub(super) struct Shared {
@@ -78,8 +90,8 @@ impl Shared {
         stop: Stop,
     ) -> Self {
         Shared {
-            work: Snapshot::new(work.layer(NoteRoute)),
-            ops: ops.map(|ops| ops.layer(NoteRoute)),
+            work: Snapshot::new(work.layer(NoteRoute(http_metrics.clone()))),
+            ops: ops.map(|ops| ops.layer(NoteRoute(http_metrics.clone()))),
             settings,
             proxies,
             wrap,
@@ -95,7 +107,7 @@ impl Shared {
 
     /// From the next request on, `work` answers.
     pub(super) fn mount(&self, work: Router) {
-        self.work.replace(work.layer(NoteRoute));
+        self.work.replace(work.layer(NoteRoute(self.metrics.clone())));
     }
 
     fn pace(&self) -> PaceLimit {
@@ -171,16 +183,23 @@ impl Connection {
         let (wire, control) = Wire::new(stream, shared.wire_limits(seat.is_lobby()));
         let handover = Handover::default();
         let requests = Requests {
-            shared: Arc::clone(&shared),
-            wire: control.clone(),
+            work: RefCell::new(shared.work.watch()),
+            link: Arc::new(Link {
+                shared: Arc::clone(&shared),
+                wire: control.clone(),
+                handover: handover.clone(),
+            }),
             peer,
             lobby: seat.is_lobby(),
-            handover: handover.clone(),
         };
-        let mut serving = http1::Builder::new()
+        let mut parser = http1::Builder::new();
+        // The wire has counted them; here it is only about room.
+        if shared.settings.headers_max > PARSER_HEADERS {
+            parser.max_headers(shared.settings.headers_max);
+        }
+        let mut serving = parser
             // The wire keeps the time of heads; this timer would count the wait for the next request too.
             .header_read_timeout(None)
-            .max_headers(shared.settings.headers_max)
             .max_buf_size(shared.settings.head_bytes_max)
             .keep_alive(!seat.is_lobby())
             .serve_connection(TokioIo::new(wire), requests);
@@ -280,134 +299,211 @@ fn plain_response(problem: &Problem) -> Vec<u8> {
 
 /// What the parser hands each request to.
 struct Requests {
-    shared: Arc<Shared>,
-    wire: WireControl,
+    work: RefCell<Watch<Router>>,
+    link: Arc<Link>,
     peer: Option<IpAddr>,
     lobby: bool,
+}
+
+/// What the requests of one connection have in common. Counted for each connection and not for the server: two cores that count
+/// the same thing with every request wait for each other.
+struct Link {
+    shared: Arc<Shared>,
+    wire: WireControl,
     handover: Handover,
 }
 
 impl hyper::service::Service<http::Request<Incoming>> for Requests {
     type Response = http::Response<Leaving>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Leaving>, Infallible>> + Send>>;
+    type Future = Exchange;
 
-    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+    fn call(&self, request: http::Request<Incoming>) -> Exchange {
+        let began = crate::now();
         let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
         let length = match request.body().size_hint().exact() {
             Some(bytes) if !chunked => BodyLength::Exact(bytes),
             _ => BodyLength::Unknown,
         };
-        self.wire.begin_request(length);
-        let exchange = Exchange {
-            shared: Arc::clone(&self.shared),
-            peer: self.peer,
-            lobby: self.lobby,
+        self.link.wire.begin_request(length);
+        let settings = &self.link.shared.settings;
+        let mut exchange = Exchange {
+            scope: Scope::new(CorrId::of(request.headers()), settings),
+            method: request.method().clone(),
+            link: Arc::clone(&self.link),
             last: length == BodyLength::Unknown || self.lobby,
+            began,
+            deadline: Deadline::at(began + settings.deadline.min(Deadline::LONGEST)),
+            state: Doing::Nothing,
         };
-        let (wire, handover) = (self.wire.clone(), self.handover.clone());
-        Box::pin(async move {
-            let (mut response, mut held) = exchange.answer(request).await;
-            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                if let Some(upgrade) = response.extensions_mut().remove::<Upgrade>() {
-                    handover.leave(upgrade, held.take());
-                }
+        exchange.state = match self.route(&request) {
+            Ok(router) => self.begin(&exchange, router, request, length),
+            Err(problem) => {
+                // Whose head makes no sense may have meant what follows otherwise too.
+                exchange.last |=
+                    matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED);
+                Doing::Said(Box::new(problem.into_response()))
             }
-            Ok(response.map(|body| Leaving { body, wire, _held: held }))
-        })
-    }
-}
-
-/// One request and its answer.
-struct Exchange {
-    shared: Arc<Shared>,
-    peer: Option<IpAddr>,
-    lobby: bool,
-    /// Whether the connection ends with it.
-    last: bool,
-}
-
-impl Exchange {
-    async fn answer(self, request: http::Request<Incoming>) -> (Response, Option<Held>) {
-        let began = crate::now();
-        let scope = Scope::new(CorrId::of(request.headers()), &self.shared.settings);
-        let method = request.method().clone();
-        let mut response = match self.route(&request) {
-            Ok(router) => self.run(router, request, &scope).await,
-            Err(problem) => problem.into_response(),
         };
-        self.finish(&mut response, &scope);
-        let route = scope.route.get().map(MatchedPath::as_str);
-        let took = crate::now().saturating_duration_since(began);
-        self.shared.metrics.answered(route, &method, response.status(), took);
-        tracing::debug!(corr_id = %scope.corr, route, %method, status = response.status().as_u16(), ?took, "answered");
-        let held = response.extensions_mut().remove::<Held>();
-        (response, held)
+        exchange
     }
+}
 
+impl Requests {
     /// Who answers: the health routes always, the work only while there is room and time for it.
     fn route(&self, request: &http::Request<Incoming>) -> Result<Router, Problem> {
+        let shared = &self.link.shared;
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Problem::malformed("a request has one host"));
         }
-        if let Some(ops) = self.shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
+        // The parser looks for `chunked` at the end; what is before it nobody here would take off again.
+        let coding = request.headers().get(header::TRANSFER_ENCODING).map(HeaderValue::as_bytes);
+        if coding.is_some_and(|coding| !coding.trim_ascii().eq_ignore_ascii_case(b"chunked")) {
+            return Err(Problem::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "transfer_encoding",
+                "bodies come plain or in chunks",
+            ));
+        }
+        if let Some(ops) = shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
             Ok(ops.clone())
-        } else if self.shared.stop.is_requested() {
+        } else if shared.stop.is_requested() {
             Err(Problem::draining())
         } else if self.lobby {
             Err(Problem::crowded())
         } else {
-            Ok(Router::clone(&self.shared.work.load()))
+            Ok(Router::clone(self.work.borrow_mut().get()))
         }
     }
 
-    async fn run(
+    /// Hands the request to its router.
+    fn begin(
         &self,
+        exchange: &Exchange,
         mut router: Router,
         request: http::Request<Incoming>,
-        scope: &Arc<Scope>,
-    ) -> Response {
-        let shared = &self.shared;
+        length: BodyLength,
+    ) -> Doing {
+        let (shared, scope) = (&self.link.shared, &exchange.scope);
         let client = match self.peer {
             Some(peer) => ClientAddr::Ip(shared.proxies.client(peer, request.headers())),
             None => ClientAddr::Local,
         };
-        let deadline = Deadline::after(shared.settings.deadline);
-        let mut request: Request =
-            request.map(|body| Body::new(Arriving::new(body, Arc::clone(scope), shared.pace())));
+        let has_body = length != BodyLength::Exact(0);
+        let mut request: Request = request.map(|body| {
+            // What is not there needs no limits, and no place to keep them.
+            if !has_body {
+                return Body::empty();
+            }
+            Body::new(Arriving::new(body, Arc::clone(scope), shared.pace()))
+        });
         let extensions = request.extensions_mut();
         extensions.insert(Arc::clone(scope));
         extensions.insert(scope.corr);
         extensions.insert(client);
-        extensions.insert(deadline);
+        extensions.insert(exchange.deadline);
         extensions.insert(shared.stop.clone());
-        // The body counts itself, by the limit of its route.
-        DefaultBodyLimit::disable().apply(&mut request);
+        if has_body {
+            // The body counts itself, by the limit of its route.
+            DefaultBodyLimit::disable().apply(&mut request);
+        }
+        match catch(|| router.call(request)) {
+            Ok(work) => Doing::Work(work, None),
+            Err(panic) => Doing::Said(Box::new(exchange.panicked(&panic))),
+        }
+    }
+}
 
-        let mut work = pin!(catch_all(async move { router.call(request).await }));
-        let answered = match deadline.limit("request", work.as_mut()).await {
-            // The guard of the route keeps time itself.
-            Err(_) if scope.has_own_deadline() => Ok(work.await),
-            answered => answered,
+/// One request and its answer. The parser has a place for it, so it is not boxed and its parts are few.
+struct Exchange {
+    link: Arc<Link>,
+    scope: Arc<Scope>,
+    method: Method,
+    /// Whether the connection ends with it.
+    last: bool,
+    began: Instant,
+    deadline: Deadline,
+    state: Doing,
+}
+
+/// How far it is.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the large one is what there is nearly always; a box would be one more allocation a request"
+)]
+enum Doing {
+    /// The router works on it; with the clock of the deadline, once it was waited for.
+    Work(RouteFuture<Infallible>, Option<Pin<Box<Sleep>>>),
+    Said(Box<Response>),
+    Nothing,
+}
+
+impl Future for Exchange {
+    type Output = Result<http::Response<Leaving>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let response = match &mut this.state {
+            Doing::Work(work, timer) => match catch(|| Pin::new(work).poll(cx)) {
+                Ok(Poll::Ready(Ok(response))) => response,
+                Ok(Poll::Ready(Err(impossible))) => match impossible {},
+                Err(panic) => this.panicked(&panic),
+                // The guard of the route keeps time itself.
+                Ok(Poll::Pending) if this.scope.has_own_deadline() => return Poll::Pending,
+                Ok(Poll::Pending) => {
+                    let at = this.deadline.instant();
+                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
+                    std::task::ready!(timer.as_mut().poll(cx));
+                    this.link.shared.deadlines.add(1);
+                    Problem::timeout().into_response()
+                }
+            },
+            Doing::Said(_) | Doing::Nothing => match std::mem::replace(&mut this.state, Doing::Nothing) {
+                Doing::Said(response) => *response,
+                _ => Problem::panicked().into_response(),
+            },
         };
-        match answered {
-            Ok(Ok(Ok(response))) => response,
-            Ok(Ok(Err(impossible))) => match impossible {},
-            Ok(Err(panic)) => {
-                shared.panics.add(1);
-                tracing::error!(panic, corr_id = %scope.corr, "a handler panicked");
-                Problem::panicked().into_response()
-            }
-            Err(_) => {
-                shared.deadlines.add(1);
-                Problem::timeout().into_response()
+        // What the router leaves behind is foreign code as well.
+        let dropped = catch(|| this.state = Doing::Nothing);
+        let response = match dropped {
+            Ok(()) => response,
+            Err(panic) => this.panicked(&panic),
+        };
+        Poll::Ready(Ok(this.leave(response)))
+    }
+}
+
+impl Exchange {
+    fn panicked(&self, panic: &str) -> Response {
+        self.link.shared.panics.add(1);
+        tracing::error!(panic, corr_id = %self.scope.corr, "a handler panicked");
+        Problem::panicked().into_response()
+    }
+
+    /// The answer as it goes to the parser.
+    fn leave(&mut self, mut response: Response) -> http::Response<Leaving> {
+        self.finish(&mut response);
+        let route = self.scope.route.get().unwrap_or_else(|| self.link.shared.metrics.unmatched());
+        let (method, status) = (&self.method, response.status());
+        let took = crate::now().saturating_duration_since(self.began);
+        route.answered(method, status, took);
+        tracing::debug!(
+            corr_id = %self.scope.corr, route = route.name(), %method, status = status.as_u16(), ?took, "answered"
+        );
+        let mut held = self.scope.take_places();
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            if let Some(upgrade) = response.extensions_mut().remove::<Upgrade>() {
+                self.link.handover.leave(upgrade, held.take());
             }
         }
+        let link = Arc::clone(&self.link);
+        response.map(|body| Leaving { body, link, _held: held })
     }
 
     /// What every answer has, whoever gave it.
-    fn finish(&self, response: &mut Response, scope: &Scope) {
+    fn finish(&self, response: &mut Response) {
+        let scope = &*self.scope;
         let cut = scope.cut();
         // A handler that could not read its body knows less about why than the body does.
         if let Some(cut) =
@@ -438,7 +534,7 @@ impl Exchange {
 /// The body of an answer. When it is gone, the answer is written and its places are given back.
 pub(super) struct Leaving {
     body: Body,
-    wire: WireControl,
+    link: Arc<Link>,
     _held: Option<Held>,
 }
 
@@ -464,7 +560,7 @@ impl HttpBody for Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.wire.end_response();
+        self.link.wire.end_response();
     }
 }
 
@@ -474,18 +570,37 @@ impl fmt::Debug for Leaving {
     }
 }
 
-/// Writes the template that a request matched into its scope, for the metrics: it is known only inside the router.
-#[derive(Debug, Clone, Copy)]
-struct NoteRoute;
+/// Tells the scope of a request which route it matched, for the metrics: that is known only inside the router.
+#[derive(Debug, Clone)]
+struct NoteRoute(HttpMetrics);
 
 #[derive(Debug, Clone)]
-struct NotesRoute<S>(S);
+struct NotesRoute<S> {
+    inner: S,
+    noted: Arc<Noted>,
+}
+
+#[derive(Debug)]
+struct Noted {
+    metrics: HttpMetrics,
+    /// The route that this stands before, once a request has matched it.
+    counts: OnceLock<Arc<RouteCounts>>,
+}
+
+impl Noted {
+    fn counts(&self, path: &str) -> Arc<RouteCounts> {
+        let counts = self.counts.get_or_init(|| self.metrics.route(path));
+        // One service may have been mounted under two paths.
+        if counts.name() == path { Arc::clone(counts) } else { self.metrics.route(path) }
+    }
+}
 
 impl<S> Layer<S> for NoteRoute {
     type Service = NotesRoute<S>;
 
     fn layer(&self, inner: S) -> NotesRoute<S> {
-        NotesRoute(inner)
+        let noted = Noted { metrics: self.0.clone(), counts: OnceLock::new() };
+        NotesRoute { inner, noted: Arc::new(noted) }
     }
 }
 
@@ -495,14 +610,14 @@ impl<S: Service<Request>> Service<Request> for NotesRoute<S> {
     type Future = S::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request) -> S::Future {
         let extensions = request.extensions();
         if let (Some(scope), Some(path)) = (extensions.get::<Arc<Scope>>(), extensions.get::<MatchedPath>()) {
-            let _ = scope.route.set(path.clone());
+            let _ = scope.route.set(self.noted.counts(path.as_str()));
         }
-        self.0.call(request)
+        self.inner.call(request)
     }
 }

@@ -10,8 +10,11 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -22,6 +25,8 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use http_body::Body as _;
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep_until};
 use tower::{Layer, Service};
 
 use super::{
@@ -31,7 +36,6 @@ use super::{
 use crate::{
     CallError, Counter, Deadline, Metrics, Tally,
     auth::{Action, Authorizer, Credentials, Denied},
-    permits::{Permit, Permits},
 };
 
 /// Told to a request that found all places taken. Nobody knows when one is free; a second is what `Retry-After` can
@@ -49,7 +53,7 @@ struct Rules {
     name: &'static str,
     hosts: Option<Hosts>,
     authorizer: Option<(Arc<dyn Authorizer>, &'static str)>,
-    places: Option<Permits>,
+    places: Option<Places>,
     refused: Tally,
     deadline: Option<Duration>,
     late: Tally,
@@ -81,7 +85,7 @@ impl Guard {
     /// Requests that may be in work at once, until their answers are written; the next one is 429.
     #[must_use]
     pub fn in_flight(self, requests: u32) -> Self {
-        self.with(|rules| rules.places = Some(Permits::new(requests.into())))
+        self.with(|rules| rules.places = Some(Places::new(requests)))
     }
 
     /// Counts refusals and timeouts in `metrics`, under the guard's name.
@@ -167,7 +171,7 @@ pub fn only(hosts: Hosts) -> Guard {
 
 impl Rules {
     /// Lets `request` in, or says why not. Nothing of the body is read.
-    fn admit(&self, request: &mut Request) -> Result<(Option<Permit>, Option<Deadline>), Problem> {
+    fn admit(&self, request: &mut Request) -> Result<Admitted, Problem> {
         if let Some(hosts) = &self.hosts {
             hosts.check(request.uri(), request.headers())?;
         }
@@ -175,7 +179,7 @@ impl Rules {
             authorize(&**authorizer, action, request)?;
         }
         let place = match &self.places {
-            Some(places) => Some(places.try_take(1).ok_or_else(|| {
+            Some(places) => Some(places.try_take().ok_or_else(|| {
                 self.refused.add(1);
                 Problem::from(CallError::Busy { what: self.name, retry_after: PLACE_WAIT })
             })?),
@@ -190,15 +194,15 @@ impl Rules {
             scope.take_over_deadline();
         }
         if let Some(max) = self.body_max {
-            self.prepare_body(request, scope, max)?;
+            self.prepare_body(request, scope.as_ref(), max)?;
         }
-        Ok((place, deadline))
+        Ok(Admitted { place, deadline, scope })
     }
 
     fn prepare_body(
         &self,
         request: &mut Request,
-        scope: Option<Arc<Scope>>,
+        scope: Option<&Arc<Scope>>,
         max: u64,
     ) -> Result<(), Problem> {
         let gzip = match Encoding::of(request.headers()) {
@@ -211,12 +215,12 @@ impl Rules {
         if request.body().size_hint().lower() > arriving_max {
             return Err(Problem::body_too_large());
         }
-        if let Some(scope) = &scope {
+        if let Some(scope) = scope {
             scope.limit_body(arriving_max);
         }
         if gzip {
             let body = std::mem::take(request.body_mut());
-            *request.body_mut() = Body::new(Plain::new(body, max, scope));
+            *request.body_mut() = Body::new(Plain::new(body, max, scope.cloned()));
             // They spoke of the bytes that came, not of those that the handler gets.
             request.headers_mut().remove(header::CONTENT_ENCODING);
             request.headers_mut().remove(header::CONTENT_LENGTH);
@@ -263,7 +267,12 @@ fn authorize(
     action: &'static str,
     request: &mut Request,
 ) -> Result<(), Problem> {
-    let shown = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let mut lines = request.headers().get_all(header::AUTHORIZATION).iter();
+    let shown = lines.next().and_then(|value| value.to_str().ok());
+    // Who stands before this server may have judged the other one.
+    if lines.next().is_some() {
+        return Err(refuse(Denied::Unknown));
+    }
     let bearer = shown.and_then(|shown| {
         let (scheme, token) = shown.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
@@ -380,9 +389,55 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// The places of a request, kept in the answer's extensions until its last byte is written.
-#[derive(Clone, Default)]
-pub(super) struct Held(#[allow(dead_code, reason = "kept to be dropped")] Vec<Arc<Permit>>);
+/// How many requests there is room for.
+#[derive(Debug, Clone)]
+struct Places(Arc<AtomicU32>);
+
+impl Places {
+    fn new(requests: u32) -> Self {
+        Places(Arc::new(AtomicU32::new(requests)))
+    }
+
+    /// One of them, if there is one.
+    fn try_take(&self) -> Option<Place> {
+        let take = |free: u32| free.checked_sub(1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+        Some(Place(Arc::clone(&self.0)))
+    }
+}
+
+/// Room for one request, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicU32>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The places of a request, kept until the last byte of its answer is written. Nearly always it is one.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    first: Option<Place>,
+    more: Vec<Place>,
+}
+
+impl Held {
+    pub(super) fn push(&mut self, place: Place) {
+        match &self.first {
+            None => self.first = Some(place),
+            Some(_) => self.more.push(place),
+        }
+    }
+}
+
+/// What a request that was let in has got.
+struct Admitted {
+    place: Option<Place>,
+    deadline: Option<Deadline>,
+    scope: Option<Arc<Scope>>,
+}
 
 impl<S> Layer<S> for Guard {
     type Service = Guarded<S>;
@@ -412,44 +467,93 @@ where
 {
     type Response = Response;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+    type Future = Guarding<S::Future>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
-        let (place, deadline) = match self.rules.admit(&mut request) {
-            Ok(admitted) => admitted,
+        let state = match self.rules.admit(&mut request) {
+            Ok(Admitted { place, deadline, scope }) => State::Inside {
+                work: self.inner.call(request),
+                late: deadline.map(|deadline| (deadline, self.rules.late.clone())),
+                timer: None,
+                place,
+                scope,
+            },
             Err(problem) => {
                 let mut response = problem.into_response();
                 if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && self.rules.compression {
                     let gzip = HeaderValue::from_static("gzip");
                     response.headers_mut().insert(header::ACCEPT_ENCODING, gzip);
                 }
-                return Box::pin(std::future::ready(Ok(response)));
+                State::Refused { response: Some(Box::new(response)) }
             }
         };
-        let work = self.inner.call(request);
-        let late = self.rules.late.clone();
-        Box::pin(async move {
-            let mut response = match deadline {
-                None => work.await?,
-                Some(deadline) => match deadline.limit("request", work).await {
-                    Ok(response) => response?,
-                    Err(_) => {
-                        late.add(1);
-                        return Ok(Problem::timeout().into_response());
-                    }
-                },
-            };
-            if let Some(place) = place {
-                let mut held = response.extensions_mut().remove::<Held>().unwrap_or_default();
-                held.0.push(Arc::new(place));
-                response.extensions_mut().insert(held);
+        Guarding { state }
+    }
+}
+
+pin_project! {
+    /// The answer of a service behind a [`Guard`].
+    pub struct Guarding<F> {
+        #[pin]
+        state: State<F>,
+    }
+}
+
+pin_project! {
+    #[project = StateNow]
+    enum State<F> {
+        Inside {
+            #[pin]
+            work: F,
+            late: Option<(Deadline, Tally)>,
+            timer: Option<Pin<Box<Sleep>>>,
+            place: Option<Place>,
+            scope: Option<Arc<Scope>>,
+        },
+        Refused { response: Option<Box<Response>> },
+    }
+}
+
+impl<F> fmt::Debug for Guarding<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Guarding")
+    }
+}
+
+impl<F: Future<Output = Result<Response, Infallible>>> Future for Guarding<F> {
+    type Output = Result<Response, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let (work, late, timer, place, scope) = match self.project().state.project() {
+            StateNow::Inside { work, late, timer, place, scope } => (work, late, timer, place, scope),
+            StateNow::Refused { response } => {
+                let response = response.take().expect("not polled after it was ready");
+                return Poll::Ready(Ok(*response));
             }
-            Ok(response)
-        })
+        };
+        let mut response = match work.poll(cx) {
+            Poll::Ready(response) => response?,
+            Poll::Pending => {
+                let Some((deadline, late)) = late else { return Poll::Pending };
+                let at = deadline.instant();
+                ready!(timer.get_or_insert_with(|| Box::pin(sleep_until(at))).as_mut().poll(cx));
+                late.add(1);
+                return Poll::Ready(Ok(Problem::timeout().into_response()));
+            }
+        };
+        // With another server than ours, the answer itself is all that lives until it is written.
+        match (place.take(), scope) {
+            (Some(place), Some(scope)) => scope.hold(place),
+            (Some(place), None) => {
+                response.extensions_mut().insert(Arc::new(place));
+            }
+            (None, _) => {}
+        }
+        Poll::Ready(Ok(response))
     }
 }
 

@@ -63,12 +63,33 @@ impl HeadScan {
 
     /// Reads on. When the head ends in `bytes`, returns how many of them belong to it.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
-        for (at, byte) in bytes.iter().enumerate() {
+        let mut at = 0;
+        while let Some(byte) = bytes.get(at) {
+            at += 1;
             if self.step(*byte)? {
-                return Ok(Some(at + 1));
+                return Ok(Some(at));
             }
+            at += self.skip(&bytes[at..]);
         }
         Ok(None)
+    }
+
+    /// Counts, of what comes next, the bytes that nothing depends on but how many they are: most of the request line, and of
+    /// a header's value.
+    fn skip(&mut self, bytes: &[u8]) -> usize {
+        let in_line = self.lines == 0 && self.line_bytes > 0;
+        if self.after_cr || !(in_line || self.name_ended) {
+            return 0;
+        }
+        // Up to the limits and no further: whatever crosses them is told by the step that does.
+        let room = self.limits.bytes_max.saturating_sub(self.seen);
+        let line_room =
+            if self.lines == 0 { self.limits.line_max.saturating_sub(self.line_bytes) } else { room };
+        let bytes = &bytes[..bytes.len().min(room).min(line_room)];
+        let plain = bytes.iter().position(|byte| matches!(byte, b'\r' | b'\n' | 0)).unwrap_or(bytes.len());
+        self.seen += plain;
+        self.line_bytes += plain;
+        plain
     }
 
     fn step(&mut self, byte: u8) -> Result<bool, Fault> {
@@ -208,7 +229,31 @@ mod tests {
         assert_eq!(scan(long.as_bytes()), Err(Fault::Headers));
     }
 
+    /// Byte by byte, as the rules are written.
+    fn scan_slowly(bytes: &[u8]) -> Result<Option<usize>, Fault> {
+        let mut scan = HeadScan::new(LIMITS);
+        for (at, byte) in bytes.iter().enumerate() {
+            if scan.step(*byte)? {
+                return Ok(Some(at + 1));
+            }
+        }
+        Ok(None)
+    }
+
     proptest! {
+        /// What is skipped would not have been judged.
+        #[test]
+        fn skipping_changes_nothing(
+            bytes in proptest::collection::vec(
+                prop_oneof![2 => Just(b'\r'), 2 => Just(b'\n'), 2 => Just(b':'), 1 => Just(b' '), 20 => Just(b'a'), 1 => any::<u8>()],
+                0..700),
+            lines in proptest::collection::vec("[a-z]{1,20}: {0,1}[ -~]{0,80}", 0..6),
+        ) {
+            prop_assert_eq!(scan(&bytes), scan_slowly(&bytes));
+            let head = format!("GET /{} HTTP/1.1\r\n{}\r\n\r\nrest", "a".repeat(bytes.len() / 9), lines.join("\r\n"));
+            prop_assert_eq!(scan(head.as_bytes()), scan_slowly(head.as_bytes()));
+        }
+
         /// How the bytes are cut into reads changes nothing, and nothing panics.
         #[test]
         fn every_split_judges_alike(

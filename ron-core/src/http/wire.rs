@@ -92,17 +92,22 @@ struct State {
 /// The side of the wire that the serving code holds.
 #[derive(Debug, Clone)]
 pub(super) struct WireControl {
+    shared: Arc<WireShared>,
+}
+
+#[derive(Debug)]
+struct WireShared {
     limits: WireLimits,
-    state: Arc<Mutex<State>>,
+    state: Mutex<State>,
 }
 
 impl WireControl {
     /// The parser has a request whose body has this length.
     pub(super) fn begin_request(&self, body: BodyLength) {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.shared.state);
         (state.serving, state.head_until) = (true, None);
         state.owes = match body {
-            BodyLength::Exact(0) => Owes::Head(HeadScan::new(self.limits.head)),
+            BodyLength::Exact(0) => Owes::Head(HeadScan::new(self.shared.limits.head)),
             BodyLength::Exact(bytes) => Owes::Body(bytes),
             BodyLength::Unknown => Owes::Anything,
         };
@@ -110,9 +115,9 @@ impl WireControl {
 
     /// The response is written. The next head may take its time until its first byte.
     pub(super) fn end_response(&self) {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.shared.state);
         let begun = matches!(&state.owes, Owes::Head(scan) if scan.has_begun());
-        let patience = if begun { self.limits.head_timeout } else { self.limits.idle_timeout };
+        let patience = if begun { self.shared.limits.head_timeout } else { self.shared.limits.idle_timeout };
         (state.serving, state.head_until) = (false, Some(crate::now() + patience));
         let reader = state.reader.take();
         drop(state);
@@ -124,7 +129,7 @@ impl WireControl {
     /// Cuts the time for the head that is awaited, for whoever looks at the time next. Returns whether anything of a
     /// request is there.
     pub(super) fn hurry(&self, patience: Duration) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.shared.state);
         state.head_until = state.head_until.map(|until| until.min(crate::now() + patience));
         state.serving || !matches!(&state.owes, Owes::Head(scan) if !scan.has_begun())
     }
@@ -133,7 +138,7 @@ impl WireControl {
     /// the parser has nothing more to do, which is when the end of a response may have set another time.
     pub(super) fn poll_overdue(&self, cx: &mut Context<'_>, timer: &mut HeadTimer) -> Poll<()> {
         loop {
-            let Some(until) = lock(&self.state).head_until else { return Poll::Pending };
+            let Some(until) = lock(&self.shared.state).head_until else { return Poll::Pending };
             let timer = timer.0.get_or_insert_with(|| Box::pin(sleep_until(until)));
             // One that is early is looked at again when it rings: a busy connection sets it once a minute and not with
             // every request.
@@ -145,7 +150,7 @@ impl WireControl {
                 timer.as_mut().reset(until);
                 continue;
             }
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.shared.state);
             let begun = matches!(&state.owes, Owes::Head(scan) if scan.has_begun());
             state.gave_up = Some(if begun { GaveUp::SlowHead } else { GaveUp::Idle });
             return Poll::Ready(());
@@ -153,12 +158,12 @@ impl WireControl {
     }
 
     pub(super) fn gave_up(&self) -> Option<GaveUp> {
-        lock(&self.state).gave_up
+        lock(&self.shared.state).gave_up
     }
 
     /// Whether the client may still be sending something that nobody will read.
     pub(super) fn is_owed(&self) -> bool {
-        let state = lock(&self.state);
+        let state = lock(&self.shared.state);
         state.gave_up.is_some() || matches!(state.owes, Owes::Body(_) | Owes::Anything)
     }
 }
@@ -186,7 +191,7 @@ impl Wire {
             gave_up: None,
             reader: None,
         };
-        let control = WireControl { limits, state: Arc::new(Mutex::new(state)) };
+        let control = WireControl { shared: Arc::new(WireShared { limits, state: Mutex::new(state) }) };
         let wire = Wire {
             stream,
             held: Vec::new(),
@@ -232,8 +237,8 @@ impl Wire {
 
     /// Judges what was read into `buf` after `from`, and decides how much of it the parser gets.
     fn judge(&mut self, buf: &mut ReadBuf<'_>, from: usize) -> io::Result<()> {
-        let shared = Arc::clone(&self.control.state);
-        let mut state = lock(&shared);
+        let shared = Arc::clone(&self.control.shared);
+        let mut state = lock(&shared.state);
         let bytes = &buf.filled()[from..];
         let count = bytes.len();
         if count == 0 {
@@ -247,7 +252,7 @@ impl Wire {
                 let keep = usize::try_from(*left).unwrap_or(usize::MAX).min(count);
                 *left -= keep as u64;
                 if *left == 0 {
-                    state.owes = Owes::Head(HeadScan::new(self.control.limits.head));
+                    state.owes = Owes::Head(HeadScan::new(shared.limits.head));
                 }
                 keep
             }
@@ -256,7 +261,7 @@ impl Wire {
                 match scan.push(bytes) {
                     Ok(None) => {
                         if begins && !state.serving {
-                            let patience = self.control.limits.head_timeout;
+                            let patience = shared.limits.head_timeout;
                             let until = crate::now() + patience;
                             state.head_until = Some(state.head_until.map_or(until, |first| first.min(until)));
                         }
@@ -295,7 +300,7 @@ impl AsyncRead for Wire {
         let this = &mut *self;
         let from = buf.filled().len();
         {
-            let mut state = lock(&this.control.state);
+            let mut state = lock(&this.control.shared.state);
             if state.gave_up.is_some() && state.serving {
                 state.reader = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -334,7 +339,7 @@ impl Wire {
             Poll::Pending => self.write_pace.poll_too_slow(cx).is_ready(),
         };
         if slow {
-            lock(&self.control.state).gave_up = Some(GaveUp::SlowReader);
+            lock(&self.control.shared.state).gave_up = Some(GaveUp::SlowReader);
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         written

@@ -150,7 +150,8 @@ impl Journal {
         lane.close_on(&supervisor.stop());
         let asked = Arc::clone(&health);
         let gate = supervisor.ready().probe(name, Affects::Writes, move || asked.reason());
-        let writer = Writer { inbox, segments, health, _gate: gate };
+        let pace = supervisor.is_inline().then(|| supervisor.spawner());
+        let writer = Writer { inbox, segments, health, pace, _gate: gate };
         if supervisor.is_inline() {
             supervisor.spawn(WRITER, |_| writer.run());
         } else {
@@ -306,6 +307,8 @@ struct Writer {
     inbox: Inbox<Request>,
     segments: Segments,
     health: Arc<Health>,
+    /// On a simulated disk, what says how long it takes.
+    pace: Option<Spawner>,
     _gate: ReadyGate,
 }
 
@@ -349,6 +352,9 @@ impl Writer {
     async fn run(mut self) -> Result<(), JournalError> {
         let mut batch = Vec::new();
         while let Some(first) = self.inbox.recv().await {
+            if let Some(pace) = &self.pace {
+                pace.pace_inline().await;
+            }
             let mut bytes = 0;
             let mut next = Some(first);
             while let Some(request) = next.take() {

@@ -9,14 +9,20 @@ mod accept;
 mod dial;
 mod doors;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 #[cfg(feature = "quic")]
 use super::Quic;
 use super::{BoxFuture, Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
 use crate::{
     Counter, Deadline, Gate, GateLimits, GateSettings, Inbox, Inventory, Lane, LaneSpec, Lock, LockSpec,
-    Metrics, NodeId, Restart, Stop, Stopped, Supervisor, TaskSpec, permits::Permits,
+    Metrics, NodeId, Restart, Stop, Stopped, Supervisor, Task, TaskSpec, permits::Permits, shutdown::Latch,
 };
 
 const LISTENER: TaskSpec = TaskSpec::new("ron-core", "net_listener")
@@ -35,10 +41,13 @@ pub(super) const LINGER: TaskSpec = TaskSpec::new("ron-core", "net_linger")
 const PROTOCOLS: LockSpec =
     LockSpec::new("ron-core", "net.protocols", 800).guards("which lane a protocol has; held for a lookup");
 
+const LISTENERS: LockSpec = LockSpec::new("ron-core", "net.listeners", 790)
+    .guards("where is listened; held while one is added or taken away");
+
 /// What an endpoint may bring to a running program, beside the lanes of the protocols registered on it.
 #[must_use]
 pub fn inventory() -> Inventory {
-    Inventory::of(&[], &[LISTENER, HANDSHAKE, LINGER], &[PROTOCOLS, doors::DOORS])
+    Inventory::of(&[], &[LISTENER, HANDSHAKE, LINGER], &[PROTOCOLS, LISTENERS, doors::DOORS])
 }
 
 /// The limits of an endpoint.
@@ -51,7 +60,8 @@ pub struct EndpointSettings {
     pub connections_per_ip_max: u32,
     /// From accept to the end of the handshake. Default 3 s; raise it for links over satellites.
     pub handshake_timeout: Duration,
-    /// Incoming handshakes that run at once. Default 256, which is 24 MiB at worst.
+    /// Incoming handshakes that run at once. Default 256, which is 24 MiB at worst. While all places are taken, who has
+    /// not finished within half a second loses its own.
     pub handshakes_max: u32,
     /// Dials that run at once; more wait. Default 256.
     pub dials_max: u32,
@@ -175,18 +185,15 @@ impl EndpointBuilder {
             dials: Permits::new(self.settings.dials_max.max(1).into()),
             doors: doors::Doors::new(metrics),
             protocols: Lock::new(PROTOCOLS, BTreeMap::new(), metrics),
-            local_addrs: listeners.iter().map(|listener| listener.local_addr()).collect(),
+            listeners: Lock::new(LISTENERS, Vec::new(), metrics),
+            local_addrs: Addrs::default(),
             metrics: metrics.clone(),
             stop: group.stop(),
             lanes: group.child("net lanes", Duration::ZERO, metrics.clone()),
         });
-        for listener in listeners {
-            let (shared, spawner) = (Arc::clone(&shared), group.spawner());
-            let _ = group.spawn_restarting(LISTENER, move |stop| {
-                accept::listen(Arc::clone(&listener), Arc::clone(&shared), spawner.clone(), stop)
-            });
-        }
-        Ok(Endpoint { shared, group })
+        let endpoint = Endpoint { shared, group };
+        listeners.into_iter().for_each(|listener| endpoint.accept_on(listener));
+        Ok(endpoint)
     }
 }
 
@@ -207,12 +214,38 @@ struct Shared {
     dials: Permits,
     doors: doors::Doors,
     protocols: Lock<BTreeMap<&'static str, Lane<Link>>>,
-    local_addrs: Vec<SocketAddr>,
+    listeners: Lock<Vec<Listening>>,
+    local_addrs: Addrs,
     metrics: Metrics,
     stop: Stop,
     /// A group without tasks: it stops after the listeners and handshakes, and that closes the lanes. A handshake that
     /// was running at the stop can still deliver.
     lanes: Supervisor,
+}
+
+/// An address that is listened on, and what ends that.
+struct Listening {
+    addr: SocketAddr,
+    closed: Arc<Latch>,
+    task: Task,
+}
+
+/// The addresses as they are and as they were. Whoever borrowed an older list keeps it, so a list is only ever added; there
+/// are as many as there were moves.
+#[derive(Debug, Default)]
+struct Addrs {
+    addrs: Box<[SocketAddr]>,
+    since: OnceLock<Box<Addrs>>,
+}
+
+impl Addrs {
+    fn last(&self) -> &Addrs {
+        let mut last = self;
+        while let Some(next) = last.since.get() {
+            last = next;
+        }
+        last
+    }
 }
 
 impl Endpoint {
@@ -317,10 +350,54 @@ impl Endpoint {
         &self.shared.identity
     }
 
-    /// Where it listens, in the order of the builder, with the ports that were really taken.
+    /// Where it listens now, in the order in which it began to, with the ports that were really taken.
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
-        &self.shared.local_addrs
+        &self.shared.local_addrs.last().addrs
+    }
+
+    /// Also listens on `addr` from now on; port 0 takes a free one. Says which address that is.
+    ///
+    /// # Errors
+    /// [`NetError::Listen`] if it cannot be had, and everything is as it was; [`NetError::Canceled`] once stopped.
+    pub fn listen(&self, addr: SocketAddr) -> Result<SocketAddr, NetError> {
+        if self.shared.stop.is_requested() {
+            return Err(NetError::Canceled);
+        }
+        let listener: Arc<dyn Listener> = Arc::from(self.shared.transport.listen(addr)?);
+        let addr = listener.local_addr();
+        self.accept_on(listener);
+        Ok(addr)
+    }
+
+    /// Listens on `addr`, which is one of [`local_addrs`](Self::local_addrs), no more. Links that are open stay, and
+    /// handshakes that have begun go on. Says whether it had listened there; when this returns, nobody new comes in.
+    /// Dropping the future changes nothing about that it ends.
+    pub async fn unlisten(&self, addr: SocketAddr) -> bool {
+        let closing = {
+            let mut listeners = self.shared.listeners.lock();
+            let at = listeners.iter().position(|listening| listening.addr == addr);
+            let closing = at.map(|at| listeners.remove(at));
+            self.shared.note_addrs(&listeners);
+            closing
+        };
+        let Some(Listening { closed, task, .. }) = closing else { return false };
+        closed.set();
+        task.ended().await;
+        true
+    }
+
+    fn accept_on(&self, listener: Arc<dyn Listener>) {
+        let (addr, closed) = (listener.local_addr(), Arc::new(Latch::new()));
+        let (shared, spawner) = (Arc::clone(&self.shared), self.group.spawner());
+        let until = Arc::clone(&closed);
+        let task = self.group.spawn_restarting(LISTENER, move |stop| {
+            let (listener, until) = (Arc::clone(&listener), Arc::clone(&until));
+            accept::listen(listener, Arc::clone(&shared), spawner.clone(), stop, until)
+        });
+        let mut listeners = self.shared.listeners.lock();
+        listeners.push(Listening { addr, closed, task });
+        self.shared.note_addrs(&listeners);
     }
 
     /// Accepted connections that exist now, handshaking or not.
@@ -340,12 +417,18 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("node", &self.shared.node)
-            .field("listen", &self.shared.local_addrs)
+            .field("listen", &self.local_addrs())
             .finish_non_exhaustive()
     }
 }
 
 impl Shared {
+    /// Under the lock, so that one follows the other.
+    fn note_addrs(&self, listeners: &[Listening]) {
+        let addrs = listeners.iter().map(|listening| listening.addr).collect();
+        let _ = self.local_addrs.last().since.set(Box::new(Addrs { addrs, since: OnceLock::new() }));
+    }
+
     async fn dial(
         &self,
         peer: NodeId,

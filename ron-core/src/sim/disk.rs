@@ -10,6 +10,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use super::inodes::{Change, DirNode, FileNode, NameChange, Node, NodeId, Plan, ROOT, State, crashed};
@@ -154,6 +155,33 @@ impl SimDisk {
     /// Bytes all files together may have; `None` for no limit.
     pub fn capacity(&self, bytes: Option<u64>) {
         self.lock_state().capacity = bytes;
+    }
+
+    /// Bytes that all files together have now.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.lock_state().used()
+    }
+
+    /// From now on every piece of blocking work takes so long, on a node that [`Sim`](super::Sim) runs: a read, a batch of
+    /// writes and its sync. Zero is as before. It is the work that takes time and not the call: a call returns at once,
+    /// because nothing else runs meanwhile.
+    pub fn slow_down(&self, pace: Duration) {
+        self.lock_state().pace = pace;
+    }
+
+    /// What [`slow_down`](Self::slow_down) set.
+    #[must_use]
+    pub fn pace(&self) -> Duration {
+        self.lock_state().pace
+    }
+
+    /// The disk is replaced by a new and empty one: what was on it is gone, limits and faults too. Files and locks from
+    /// before are dead.
+    pub fn wipe(&self) {
+        let mut state = self.lock_state();
+        let generation = state.generation + 1;
+        *state = State { generation, ..State::default() };
     }
 
     /// The last calls, oldest first.
@@ -673,6 +701,22 @@ mod tests {
         assert!(disk.create(path("g")).unwrap_err().is_no_space());
         disk.remove(path("f")).unwrap();
         disk.create(path("g")).unwrap();
+    }
+
+    #[test]
+    fn a_wiped_disk_is_new_and_old_handles_are_dead() {
+        let disk = SimDisk::new();
+        let file = durable_file(&disk, b"old");
+        let lock = disk.lock(path("LOCK")).unwrap();
+        disk.capacity(Some(10));
+        assert_eq!(disk.used(), 3);
+        disk.wipe();
+        assert_eq!((disk.bytes("f"), disk.used()), (None, 0));
+        assert!(matches!(file.write_at(0, b"x"), Err(DiskError::Crashed { .. })));
+        let _again = disk.lock(path("LOCK")).unwrap();
+        drop(lock);
+        assert!(matches!(disk.lock(path("LOCK")), Err(DiskError::Locked { .. })));
+        durable_file(&disk, &[7; 100]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     path::Path,
+    time::Duration,
 };
 
 use super::disk::{Call, CrashStyle, Fault};
@@ -36,6 +37,8 @@ pub(super) struct State {
     /// Bytes that cannot be read, by file.
     pub(super) bad_bytes: BTreeSet<(NodeId, usize)>,
     pub(super) capacity: Option<u64>,
+    /// How long a piece of work with the disk takes.
+    pub(super) pace: Duration,
     pub(super) log: VecDeque<Call>,
 }
 
@@ -55,6 +58,7 @@ impl Default for State {
             read_faults: BTreeSet::new(),
             bad_bytes: BTreeSet::new(),
             capacity: None,
+            pace: Duration::ZERO,
             log: VecDeque::new(),
         }
     }

@@ -180,6 +180,29 @@ impl SimNet {
         }
     }
 
+    /// Mends one cut, in this direction. What was held back is sent again.
+    pub fn mend(&self, from: IpAddr, to: IpAddr) {
+        let mut state = self.lock();
+        if !state.cut.remove(&(from, to)) {
+            return;
+        }
+        state.note("mend", from, to, 0);
+        let woken = state.release();
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether what one machine sends reaches the other now: both have power, and the way is not cut.
+    #[must_use]
+    pub fn reaches(&self, from: IpAddr, to: IpAddr) -> bool {
+        self.lock().reaches(from, to)
+    }
+
+    /// The line from one machine to another is the usual one again.
+    pub fn reset_line(&self, from: IpAddr, to: IpAddr) {
+        self.lock().lines.remove(&(from, to));
+    }
+
     /// Mends every cut. What was held back is sent again.
     pub fn heal(&self) {
         let mut state = self.lock();
@@ -827,8 +850,13 @@ mod tests {
         assert_eq!(read(&mut dialer, 7).await, b"through", "the other way is open");
         let quiet = tokio::time::timeout(Duration::from_secs(60), accepted.read_u8()).await;
         assert!(quiet.is_err());
-        net.heal();
+        assert!(!net.reaches(machine(1), machine(2)) && net.reaches(machine(2), machine(1)));
+        net.cut(machine(1), machine(3));
+        net.mend(machine(1), machine(2));
         assert_eq!(read(&mut accepted, 4).await, b"held");
+        assert!(!net.reaches(machine(1), machine(3)), "one cut was mended");
+        net.heal();
+        assert!(net.reaches(machine(1), machine(3)));
 
         net.partition(&[machine(1)], &[machine(2), machine(3)]);
         let late = tokio::time::timeout(Duration::from_secs(30), net.connect(machine(1), port(2))).await;
@@ -928,6 +956,19 @@ mod tests {
         drop(accepted);
         let gone = dialer.write_all(&vec![1; 2 * WINDOW]).await.unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_of_its_own_is_given_and_taken_back() {
+        let net = SimNet::new(1);
+        let slow = Line { latency: Latency::Fixed(Duration::from_millis(50)), ..Line::default() };
+        net.set_line(machine(1), machine(2), slow);
+        let (began, streams) = (crate::now(), joined(&net).await);
+        assert_eq!(began.elapsed(), Duration::from_millis(51));
+        drop(streams);
+        net.reset_line(machine(1), machine(2));
+        let (began, _streams) = (crate::now(), joined(&net).await);
+        assert_eq!(began.elapsed(), Duration::from_millis(2));
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{CrashStyle, SimDisk, SimNet};
-use crate::{Metrics, Supervisor, TaskSpec};
+use crate::{Metrics, Stopped, Supervisor, TaskSpec};
 
 /// The task in which a node's program runs.
 pub const NODE: TaskSpec = TaskSpec::new("ron-core", "sim_node").what("runs one simulated node's program");
@@ -170,6 +170,12 @@ impl Sim {
     /// and, by chance, some of the rest.
     pub async fn crash(&mut self, ip: IpAddr) {
         let seed = self.rng.u64(..);
+        self.crash_in(ip, CrashStyle::Scramble { seed }).await;
+    }
+
+    /// [`crash`](Self::crash), and what is left of unsynced changes is decided by `style`. With [`CrashStyle::Killed`] only the
+    /// program dies: to others its machine is silent all the same.
+    pub async fn crash_in(&mut self, ip: IpAddr, style: CrashStyle) {
         // Silence first: what its tasks do as they are torn down must reach neither anybody nor the disk.
         self.net.crash(ip);
         let Some(node) = self.nodes.get_mut(&ip) else { return };
@@ -178,7 +184,18 @@ impl Sim {
             supervisor.abort();
             supervisor.shutdown().await;
         }
-        node.disk.restart(CrashStyle::Scramble { seed });
+        node.disk.restart(style);
+    }
+
+    /// The node is asked to stop, drains, and is off: what it says last is heard. Says how that went; nothing of a node that
+    /// did not run.
+    pub async fn stop(&mut self, ip: IpAddr) -> Option<Stopped> {
+        let supervisor = self.nodes.get_mut(&ip)?.supervisor.take()?;
+        let stopped = supervisor.shutdown().await;
+        self.net.crash(ip);
+        let node = self.nodes.get_mut(&ip)?;
+        node.disk.restart(CrashStyle::Killed);
+        Some(stopped)
     }
 
     /// Power again: the program starts anew on what the disk has.
@@ -191,6 +208,18 @@ impl Sim {
     #[must_use]
     pub fn is_up(&self, ip: IpAddr) -> bool {
         self.nodes.get(&ip).is_some_and(|node| node.supervisor.is_some())
+    }
+
+    /// A node's disk, also while it is off.
+    #[must_use]
+    pub fn disk(&self, ip: IpAddr) -> Option<&SimDisk> {
+        self.nodes.get(&ip).map(|node| &node.disk)
+    }
+
+    /// What a node's tasks run under, while it runs.
+    #[must_use]
+    pub fn supervisor(&self, ip: IpAddr) -> Option<&Supervisor> {
+        self.nodes.get(&ip)?.supervisor.as_ref()
     }
 
     /// Sets a node's wall clock forward, or back if negative, by milliseconds. Its sense of duration is not touched.
@@ -212,6 +241,10 @@ impl Sim {
             .metrics(Metrics::default())
             .seed(seed)
             .inline_blocking(true)
+            .inline_pace({
+                let disk = node.disk.clone();
+                move || disk.pace()
+            })
             .start();
         let given = SimNode {
             ip,
@@ -293,6 +326,44 @@ mod tests {
             assert!(appended > 2);
             acknowledged += appended;
         }
+    }
+
+    /// One record after the other, each with the time it took.
+    async fn appender(node: SimNode, log: Arc<Mutex<Vec<Duration>>>) {
+        let settings = Settings::default();
+        let opened = Journal::open(&node.supervisor, Arc::new(node.disk), Path::new("log"), settings).await;
+        let (journal, _) = opened.unwrap();
+        loop {
+            let began = crate::now();
+            let appended = journal.append(1, "tick".into(), Deadline::after(Duration::from_secs(9))).await;
+            if appended.is_ok() {
+                log.lock().unwrap().push(began.elapsed());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_takes_its_time_and_a_stop_waits_for_it() {
+        Sim::run(3, async |sim| {
+            let took = Arc::new(Mutex::new(Vec::new()));
+            let log = Arc::clone(&took);
+            sim.add(ip(1), move |node| appender(node, Arc::clone(&log)));
+            sim.run_for(Duration::from_millis(1500)).await;
+            let pace = Duration::from_millis(700);
+            sim.disk(ip(1)).unwrap().slow_down(pace);
+            sim.run_for(Duration::from_secs(1)).await;
+            assert!(sim.supervisor(ip(1)).unwrap().running() >= 2);
+            // In the middle of an append: the writer finishes, and the program is cut off, since it never ends.
+            let stopped = sim.stop(ip(1)).await.unwrap();
+            assert!(stopped.drained > 0 && stopped.aborted > 0, "{stopped:?}");
+            assert!(sim.stop(ip(1)).await.is_none() && !sim.is_up(ip(1)));
+            assert_eq!(*took.lock().unwrap(), [Duration::ZERO, Duration::ZERO, pace]);
+            sim.disk(ip(1)).unwrap().wipe();
+            sim.restart(ip(1));
+            sim.run_for(Duration::from_millis(500)).await;
+            assert_eq!(took.lock().unwrap().len(), 4, "a new disk, and not a slow one");
+        });
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub(super) struct Shared {
     pub(super) jitter: Mutex<fastrand::Rng>,
     pub(super) blocking: Permits,
     pub(super) inline: bool,
+    pub(super) pace: Option<super::Pace>,
 }
 
 pub(super) struct Group {
@@ -219,7 +220,13 @@ impl Group {
             output
         };
         if self.shared.inline {
-            return run();
+            // As on a thread: what has begun happens, however long its caller waits for it.
+            let done = run();
+            let pace = self.inline_pace();
+            if !pace.is_zero() {
+                deadline.limit(op, tokio::time::sleep(pace)).await.map_err(|_| late())?;
+            }
+            return done;
         }
         #[allow(clippy::disallowed_methods, reason = "capped and counted right here")]
         let running = self.shared.runtime.spawn_blocking(run);
@@ -227,6 +234,11 @@ impl Group {
             Ok(finished) => finished.unwrap_or(Err(CallError::Canceled)),
             Err(_) => Err(late()),
         }
+    }
+
+    /// How long a piece of inline blocking work takes.
+    pub(super) fn inline_pace(&self) -> Duration {
+        self.shared.pace.as_ref().map_or(Duration::ZERO, |pace| pace.0())
     }
 
     fn fork_rng(&self) -> fastrand::Rng {

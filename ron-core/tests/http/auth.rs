@@ -76,6 +76,9 @@ async fn a_token_opens_and_is_never_repeated() {
         format!("authorization: Bearer {canary}x\r\n"),
         format!("authorization: Basic {canary}\r\n"),
         format!("authorization: {canary}\r\n"),
+        // Which of two is the one that a proxy before us has judged?
+        format!("authorization: Bearer {canary}\r\nauthorization: Bearer wrong\r\n"),
+        format!("authorization: Bearer wrong\r\nauthorization: Bearer {canary}\r\n"),
     ] {
         let answer = ask("/write", &authorization).await;
         answer.is_problem(401, "unauthorized");

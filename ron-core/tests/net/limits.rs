@@ -96,6 +96,33 @@ async fn handshakes_take_turns() {
     assert!(waited >= Duration::from_millis(150), "it did not wait: {waited:?}");
 }
 
+/// A few hosts that began and did not go on held all places for the whole timeout, and those who came after them found
+/// theirs when their own time was nearly over.
+#[tokio::test]
+async fn who_begins_and_does_not_go_on_makes_room_for_others() {
+    let here = Node::start(EndpointSettings::default());
+    let there = Node::start(EndpointSettings { handshakes_max: 4, ..EndpointSettings::default() });
+    let mut stuck = Vec::new();
+    for _ in 0..12 {
+        let mut stream = TcpStream::connect(there.addr()).await.unwrap();
+        stream.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00]).await.unwrap();
+        stuck.push(stream);
+    }
+    eventually("they are inside", || there.endpoint.connections() == 12).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let began = now();
+    here.dial(&there).await.unwrap();
+    let waited = now() - began;
+    assert!(waited < Duration::from_millis(2500), "it waited for all of them: {waited:?}");
+    // Alone, one may take the whole time.
+    drop(stuck);
+    eventually("they are gone", || there.endpoint.connections() <= 1).await;
+    let mut slow = TcpStream::connect(there.addr()).await.unwrap();
+    slow.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00]).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(1500), slow.read(&mut [0; 64])).await;
+    assert!(early.is_err(), "closed although nobody needs its place");
+}
+
 #[tokio::test]
 async fn garbage_is_a_failed_handshake_and_no_more() {
     let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));

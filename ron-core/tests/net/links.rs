@@ -77,6 +77,41 @@ async fn an_address_that_is_taken_is_named() {
     assert!(matches!(error, NetError::Listen { addr: named, .. } if named == addr), "{error:?}");
 }
 
+/// An endpoint moves: the new address is there before the old one goes, and whoever is linked stays so.
+async fn moves(here: Node, there: Node) {
+    let old = there.addr();
+    let mut dialled = here.dial(&there).await.unwrap();
+    let mut accepted = promptly(there.inbox.recv()).await.unwrap();
+    let before = there.endpoint.local_addrs();
+    let new = there.endpoint.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    assert_eq!((before, there.endpoint.local_addrs()), (&[old][..], &[old, new][..]));
+    // Where somebody listens already nobody else can, and that changes nothing.
+    let taken = there.endpoint.listen(new).unwrap_err();
+    assert!(matches!(taken, NetError::Listen { addr, .. } if addr == new), "{taken:?}");
+
+    assert!(promptly(there.endpoint.unlisten(old)).await);
+    assert!(!promptly(there.endpoint.unlisten(old)).await);
+    assert_eq!(there.endpoint.local_addrs(), [new]);
+    let short = Deadline::after(Duration::from_millis(300));
+    let gone = here.endpoint.connect(there.id(), &[old], ALPN, short).await.unwrap_err();
+    assert!(
+        matches!(gone, NetError::Unreachable { .. } | NetError::Timeout { .. } | NetError::Handshake { .. }),
+        "{gone:?}"
+    );
+    assert_eq!(here.dial(&there).await.unwrap().remote, new);
+    dialled.stream.write_all(b"x").await.unwrap();
+    promptly(accepted.stream.read_exact(&mut [0])).await.unwrap();
+
+    assert_eq!(promptly(there.supervisor.shutdown()).await.aborted, 0);
+    assert_eq!(there.endpoint.listen(old).unwrap_err(), NetError::Canceled);
+}
+
+#[tokio::test]
+async fn an_endpoint_moves_and_its_links_stay() {
+    moves(Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default())).await;
+    moves(Node::quic(EndpointSettings::default()), Node::quic(EndpointSettings::default())).await;
+}
+
 #[tokio::test]
 async fn dead_addresses_do_not_cost_the_dial() {
     let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));

@@ -3,7 +3,9 @@
 //! In this order: the caps on connections, in all and per address; a wait for the first byte, which holds a socket and
 //! a small task; a place among the running handshakes, which are what costs memory and time; the handshake; the lane.
 //! One clock runs over all of it. So a peer that connects and says nothing takes a connection's place for at most the
-//! handshake timeout, and never that of a handshake.
+//! handshake timeout, and never that of a handshake. One that says the first bytes of a hello and then nothing has a
+//! handshake's place; while all of these are taken it loses it after half a second, or a few addresses could hold them
+//! all in turns of the timeout.
 
 use std::{
     io,
@@ -22,21 +24,36 @@ use super::{HANDSHAKE, Shared};
 use crate::{
     CallError, Counter, Deadline, Pass, Spawner, Stop,
     net::{Incoming, Link, Listener, NetError, Stream},
+    permits::Permits,
+    shutdown::Latch,
     supervisor::catch_all,
 };
 
 /// After an accept that failed: the usual cause is that file descriptors ran out, and asking at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a handshake may take while others wait for its place. One over half the world takes as long.
+const BRISK: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether they do.
+const BRISK_LOOK: Duration = Duration::from_millis(100);
+
 /// For telling a peer that its link was not wanted.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Takes in what comes to one address, until the stop.
-pub(super) async fn listen(listener: Arc<dyn Listener>, shared: Arc<Shared>, spawner: Spawner, stop: Stop) {
+/// Takes in what comes to one address, until the stop or until it is closed.
+pub(super) async fn listen(
+    listener: Arc<dyn Listener>,
+    shared: Arc<Shared>,
+    spawner: Spawner,
+    stop: Stop,
+    closed: Arc<Latch>,
+) {
     loop {
         let accepted = tokio::select! {
             biased;
             () = stop.requested() => return,
+            () = closed.wait() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -47,6 +64,7 @@ pub(super) async fn listen(listener: Arc<dyn Listener>, shared: Arc<Shared>, spa
                 tokio::select! {
                     biased;
                     () = stop.requested() => return,
+                    () = closed.wait() => return,
                     () = sleep(ACCEPT_PAUSE) => {}
                 }
             }
@@ -92,11 +110,23 @@ async fn welcome(
     }
     let link = deadline.limit("handshake", async {
         let _place = shared.handshakes.take(1).await;
-        incoming.handshake(shared.protocols()).await
+        tokio::select! {
+            biased;
+            link = incoming.handshake(shared.protocols()) => link,
+            () = in_the_way(&shared.handshakes) => Err(NetError::Timeout { op: "handshake" }),
+        }
     });
     let mut link = link.await??;
     link.stream = Box::new(Guarded { stream: link.stream, _pass: pass });
     deliver(link, shared).await
+}
+
+/// Ends when a handshake has had its time and no place is free.
+async fn in_the_way(handshakes: &Permits) {
+    sleep(BRISK).await;
+    while handshakes.free() > 0 {
+        sleep(BRISK_LOOK).await;
+    }
 }
 
 /// Into the lane of its protocol, or closed.
