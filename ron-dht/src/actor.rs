@@ -117,7 +117,10 @@ pub(crate) async fn bootstrap(
             wait -= part;
             let was_connected = is_connected;
             is_connected = gates.buckets(&node, &looked);
-            if was_connected && !is_connected {
+            // Of a network that is taken for a very small one no bucket is required, and nothing is missed when all are silent;
+            // a client is found by nobody either. The next refresh may be an hour away.
+            let is_left_alone = !alone && node.buckets.filled() == 0;
+            if is_left_alone || was_connected && !is_connected {
                 break;
             }
         }

@@ -606,6 +606,13 @@ impl Dht {
         Contact { id: self.node.id, addrs: self.node.network().listening().into() }
     }
 
+    /// For a host whose endpoint listens elsewhere than before: peers are told with the next question, and all keys that this
+    /// node provides are said again, because nobody finds it by what was said. Says how many keys those are.
+    pub fn moved(&self) -> usize {
+        let addrs = self.node.network().listening();
+        self.node.keeping.with(|kept| kept.store.on_moved(&addrs))
+    }
+
     /// The peers of the routing table.
     #[must_use]
     pub fn peers(&self) -> Vec<Entry> {

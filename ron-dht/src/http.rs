@@ -49,7 +49,7 @@ use http::{HeaderValue, StatusCode, header};
 use ron_core::{
     Deadline, NodeId,
     auth::Authorizer,
-    http::{Guard, Json, Problem},
+    http::{Guard, Json, Problem, Query, accepts},
     net::BoxFuture,
 };
 use serde::Serialize;
@@ -372,43 +372,24 @@ const NOTHING_MORE: &[&str] = &[];
 
 impl Asked {
     /// Reads what a route with these parameters beside `timeout_ms` is asked.
-    fn of(request: &Request, parameters: &[&str]) -> Result<Self, Problem> {
-        let bad = |what: &str| {
-            Problem::new(StatusCode::BAD_REQUEST, "bad_query", "a parameter is not what it should be")
-                .detail(what)
+    fn of(request: &Request, parameters: &[&'static str]) -> Result<Self, Problem> {
+        let query = Query::of(request, &[&["timeout_ms"], parameters].concat())?;
+        let timeout = query.number("timeout_ms")?.map_or(TIMEOUT, Duration::from_millis).min(TIMEOUT_MAX);
+        let is_traced = match query.get("trace") {
+            None | Some("0" | "false") => false,
+            Some("1" | "true") => true,
+            Some(_) => return Err(Query::refusal("trace is 1 or 0")),
         };
-        let (mut timeout, mut limit, mut is_traced) = (TIMEOUT, LIMIT, false);
-        for part in request.uri().query().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            match name {
-                "timeout_ms" => {
-                    let millis: u64 = value.parse().map_err(|_| bad("timeout_ms is a number"))?;
-                    timeout = Duration::from_millis(millis).min(TIMEOUT_MAX);
-                }
-                "trace" if parameters.contains(&name) => {
-                    is_traced = match value {
-                        "1" | "true" => true,
-                        "0" | "false" => false,
-                        _ => return Err(bad("trace is 1 or 0")),
-                    };
-                }
-                "limit" if parameters.contains(&name) => {
-                    let parsed: NonZeroUsize =
-                        value.parse().map_err(|_| bad("limit is a number above zero"))?;
-                    limit = parsed.min(const { NonZeroUsize::new(LIMIT_MAX).expect("not zero") });
-                }
-                _ => {
-                    let known = [&["timeout_ms"], parameters].concat().join(", ");
-                    return Err(bad(&format!("{name:?} is no parameter here; there are: {known}")));
-                }
-            }
-        }
+        let limit = query.number("limit")?.map(|limit| {
+            let limit = usize::try_from(limit).unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
+            NonZeroUsize::new(limit).ok_or_else(|| Query::refusal("limit is a number above zero"))
+        });
+        let limit = limit.transpose()?.unwrap_or(LIMIT);
         let deadline = Deadline::after(timeout);
         // The server's own patience counts too.
         let deadline =
             request.extensions().get::<Deadline>().map_or(deadline, |outer| (*outer).min(deadline));
-        let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
-        let is_streamed = accept.is_some_and(|accept| accept.contains(NDJSON));
+        let is_streamed = accepts(request.headers(), NDJSON);
         Ok(Asked { deadline, limit, is_traced, is_streamed })
     }
 }

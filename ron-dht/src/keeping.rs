@@ -289,6 +289,7 @@ pub(crate) fn of_journal(error: &JournalError) -> DhtError {
         JournalError::Timeout { op } => DhtError::Timeout { op },
         JournalError::Canceled => DhtError::Canceled,
         JournalError::Panicked { op } => DhtError::Panicked { op },
+        JournalError::Disk(cause) => DhtError::Store { message: format!("{error}: {cause}") },
         other => DhtError::Store { message: other.to_string() },
     }
 }

@@ -81,6 +81,11 @@
 //! what a key means, and stores no large content: 16 KiB is the largest value. It does not traverse NATs; a node that
 //! cannot be reached is a [`client`](Builder::client).
 
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
+
 mod actor;
 mod buckets;
 mod contacts;
@@ -104,6 +109,9 @@ mod settings;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod store;
+
+/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+pub use ron_core;
 
 pub use error::DhtError;
 pub use handle::{Builder, Closest, Dht, Event, Found, Status};

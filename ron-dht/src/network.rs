@@ -265,6 +265,20 @@ pub(crate) fn peers_settings(settings: &Settings) -> PeersSettings {
         sessions_max: settings.sessions_max,
         dial_timeout: settings.rpc_timeout,
         drain: settings.drain,
-        ..PeersSettings::default()
+        // Of all sessions together; what `rpc` says is for one that has no others beside it.
+        queued_bytes_max: settings.links_bytes,
+        requests_bytes_max: settings.links_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The links of a session without others beside it have limits of the same name, which nobody reads here.
+    #[test]
+    fn links_hold_as_many_bytes_as_they_are_allowed() {
+        let peers = peers_settings(&Settings { links_bytes: 7, ..Settings::default() });
+        assert_eq!((peers.queued_bytes_max, peers.requests_bytes_max), (7, 7));
     }
 }

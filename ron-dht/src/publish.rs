@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Lane, Lock, LockSpec, Metrics, NodeId};
+use ron_core::{Deadline, Lane, Lock, LockSpec, Metrics, NodeId, net::PublicKey};
 
 use crate::{
     DhtError, Event,
@@ -48,6 +48,8 @@ pub(crate) const STORES_AT_ONCE: usize = 8;
 pub struct Provider {
     /// Who.
     pub id: NodeId,
+    /// The key that signed its record, whose hash the id is.
+    pub public_key: PublicKey,
     /// Where it says it can be reached.
     pub addrs: Vec<SocketAddr>,
     /// The number of its record: of two records of one provider the higher one is newer. It is at least the second, since
@@ -526,7 +528,12 @@ impl<'a> Providers<'a> {
             }
             self.seen.insert(record.publisher(), record.seq());
             told.push(record.publisher());
-            let provider = Provider { id: record.publisher(), addrs, seq: record.seq() };
+            let provider = Provider {
+                id: record.publisher(),
+                public_key: record.public_key(),
+                addrs,
+                seq: record.seq(),
+            };
             self.hand_out(provider);
         }
         told

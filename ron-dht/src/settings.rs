@@ -86,6 +86,9 @@ pub struct Settings {
     pub republish: Duration,
     /// Links open at once. Default 1024.
     pub sessions_max: usize,
+    /// Bytes of questions and answers that may wait to be written to all peers together, and as many that peers may have
+    /// asked and not been answered. Default 64 MiB.
+    pub links_bytes: u64,
     /// A link that nobody used for this long is closed. Default 60 s; more keeps links to neighbours warm.
     pub idle_timeout: Duration,
     /// How long a peer may take for a message that it has begun to send, and for taking one of ours; 64 KiB of a large
@@ -128,6 +131,7 @@ impl Default for Settings {
             refresh: Duration::from_secs(3600),
             republish: Duration::from_secs(12 * 3600),
             sessions_max: 1024,
+            links_bytes: 64 << 20,
             idle_timeout: Duration::from_secs(60),
             read_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(5),
@@ -220,6 +224,7 @@ impl Settings {
             ("peers_remembered", self.peers_remembered == new.peers_remembered),
             ("republish", self.republish == new.republish),
             ("sessions_max", self.sessions_max == new.sessions_max),
+            ("links_bytes", self.links_bytes == new.links_bytes),
             ("idle_timeout", self.idle_timeout == new.idle_timeout),
             ("read_timeout", self.read_timeout == new.read_timeout),
             ("write_timeout", self.write_timeout == new.write_timeout),

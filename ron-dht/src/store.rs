@@ -275,6 +275,14 @@ impl Store {
         due.len()
     }
 
+    /// As [`on_addrs`](Self::on_addrs) for a node that runs, and so may have keys without a place to write them down.
+    pub(crate) fn on_moved(&mut self, addrs: &[SocketAddr]) -> usize {
+        match self.durable {
+            Some(_) => self.on_addrs(addrs),
+            None => self.schedule.make_all_due().len(),
+        }
+    }
+
     /// Takes a key out of the schedule, and says what was known of it: its withdrawal needs the next number.
     pub(crate) fn unplan(&mut self, key: &Key) -> Option<Planned> {
         let planned = self.schedule.remove(key)?;

@@ -1,6 +1,7 @@
 //! Prints what gossip costs and how long it takes, in a simulated network.
 //!
-//! `cargo run --release -p ron-overlay --features sim --example swarm [nodes] [seed]`
+//! `cargo run --release -p ron-overlay --features sim --example swarm [nodes] [seed] [calm]`; with `calm` only random publishers
+//! in a network where nothing fails.
 
 use std::time::Duration;
 
@@ -34,14 +35,20 @@ fn run(what: &str, swarm: &mut Swarm, messages: usize, publishers: Option<usize>
 }
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u64>().expect("a number"));
-    let nodes = args.next().unwrap_or(1000) as usize;
-    let seed = args.next().unwrap_or(1);
+    let mut args = std::env::args().skip(1);
+    let mut number = |usual: u64| args.next().map_or(usual, |arg| arg.parse().expect("a number"));
+    let (nodes, seed) = (number(1000) as usize, number(1));
+    let is_calm = args.next().is_some_and(|word| word == "calm");
     let settings = GossipSettings::default();
     let calm = Conditions::default();
 
     let mut swarm = Swarm::new(nodes, settings, calm, seed);
     println!("{nodes} nodes, seed {seed}, mean degree {:.2}", swarm.degree());
+    if is_calm {
+        run("random publishers, first", &mut swarm, 50, None);
+        run("random publishers, then", &mut swarm, 200, None);
+        return;
+    }
     run("one publisher, first", &mut swarm, 20, Some(1));
     run("one publisher, then", &mut swarm, 100, Some(1));
     let mut swarm = Swarm::new(nodes, settings, calm, seed);

@@ -273,7 +273,11 @@ impl Engine {
             self.reloads = reloads;
             self.settings = self.node.settings();
             let budgets = (self.settings.gossip.relay_fanout, self.settings.gossip.burst_budget_frames);
-            self.topics.values_mut().for_each(|topic| topic.gossip.set_budgets(budgets.0, budgets.1));
+            let me = self.node.contact.load();
+            for topic in self.topics.values_mut() {
+                topic.gossip.set_budgets(budgets.0, budgets.1);
+                topic.gossip.set_addrs(&me);
+            }
         }
     }
 
@@ -291,7 +295,7 @@ impl Engine {
             known.gossip.join(contacts, now);
         } else {
             let (me, unix_ms) =
-                (self.node.contact.clone(), self.node.unix_ms().max(self.published_since + 1));
+                ((*self.node.contact.load()).clone(), self.node.unix_ms().max(self.published_since + 1));
             let gossip = Gossip::new(me, self.settings.gossip, unix_ms, self.rng.u64(..));
             let mut gossip = gossip.sealed(self.node.identity.clone(), topic);
             gossip.join(contacts, now);

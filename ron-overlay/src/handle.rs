@@ -446,7 +446,20 @@ impl Overlay {
     /// This node as others know it.
     #[must_use]
     pub fn contact(&self) -> Contact {
-        self.node.contact.clone()
+        (*self.node.contact.load()).clone()
+    }
+
+    /// Tells others from now on that this node is at `addrs`: for a host whose endpoint listens elsewhere than before.
+    /// Sessions stay.
+    ///
+    /// # Errors
+    /// [`OverlayError::Config`] for an address that nobody can dial, and what others are told stays as it was.
+    pub fn moved(&self, addrs: impl IntoIterator<Item = SocketAddr>) -> Result<(), OverlayError> {
+        let addrs: Vec<SocketAddr> = addrs.into_iter().collect();
+        check_told(&addrs)?;
+        self.node.contact.replace(Contact { id: self.node.id, addrs: addrs.into() });
+        self.node.reloads.fetch_add(1, Ordering::Release);
+        Ok(())
     }
 
     /// Whether it can do its work, and if not why. The gates are those of the supervisor that it was started under, with

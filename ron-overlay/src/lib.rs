@@ -135,6 +135,11 @@
 //!
 //! `docs/architecture.md` has the map of its parts, `docs/formats.md` the words that nodes exchange.
 
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
+
 mod checks;
 mod egress;
 mod engine;
@@ -155,6 +160,9 @@ pub mod sim;
 mod source;
 mod subscription;
 mod topic;
+
+/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+pub use ron_core;
 
 pub use checks::{Validator, Verdict};
 pub use error::OverlayError;

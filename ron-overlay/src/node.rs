@@ -128,7 +128,7 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) identity: Identity,
     /// This node as others know it.
-    pub(crate) contact: Contact,
+    pub(crate) contact: Snapshot<Contact>,
     pub(crate) settings: Snapshot<Settings>,
     /// How often they were replaced: engines look here whether theirs are still those in force.
     pub(crate) reloads: AtomicUsize,
@@ -171,7 +171,7 @@ impl Node {
         Arc::new_cyclic(|this| Node {
             id: identity.node_id(),
             identity,
-            contact,
+            contact: Snapshot::new(contact),
             epoch: now(),
             unix,
             metrics: metrics.clone(),

@@ -98,6 +98,9 @@ pub struct Settings {
     pub subscription_bytes: u64,
     /// Bytes that may wait for all peers. Default 256 MiB.
     pub egress_bytes_max: usize,
+    /// Bytes of calls that may wait to be written to all peers together, and as many that peers may have at work here; what
+    /// goes over the lanes above is not among them. Default 64 MiB.
+    pub links_bytes: u64,
     /// Sessions at once. Default 1024.
     pub max_conns: usize,
     /// How long a frame that has begun may take to come, or 64 KiB of a large one. Default 5 s.
@@ -135,6 +138,7 @@ impl Default for Settings {
             subscription_lane: 1024,
             subscription_bytes: 64 << 20,
             egress_bytes_max: 256 << 20,
+            links_bytes: 64 << 20,
             max_conns: 1024,
             read_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(5),
@@ -145,7 +149,73 @@ impl Default for Settings {
     }
 }
 
+/// The least that a node can do with, see [`Settings::within`], for each topic and each engine.
+const WITHIN_MIN: usize = 16 << 20;
+const ENGINE_MIN: usize = 2 << 20;
+
 impl Settings {
+    /// The same, but for what is held: all queues, stores and unfinished messages together at most `bytes`, with `topics`
+    /// topics. The largest message is as large as that allows, and sessions are as few. Nothing becomes more than its default.
+    ///
+    /// ```
+    /// use ron_overlay::Settings;
+    ///
+    /// let small = Settings::default().within(64 << 20, 1)?;
+    /// assert!(small.held_bytes_max(1) <= 64 << 20 && small.message_bytes_max < Settings::default().message_bytes_max);
+    /// # Ok::<(), ron_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfRange`] (`bytes_max`) below 16 MiB for each topic or 2 MiB for each engine.
+    pub fn within(mut self, bytes: usize, topics: usize) -> Result<Settings, ConfigError> {
+        let topics = topics.max(1);
+        if bytes / topics < WITHIN_MIN || bytes / self.engines.get() < ENGINE_MIN {
+            let allowed = "16777216 or more for each topic, and 2097152 for each engine";
+            return Err(out_of_range("bytes_max", bytes, allowed));
+        }
+        // Sixteenths: four for what waits to be sent, four for what waits to be worked on, two for pieces, one for
+        // subscribers, two for calls, one for sessions, and two for topics, of which a quarter is what is kept.
+        let part = bytes / 16;
+        let ingress = 4 * part / (2 * self.engines.get());
+        let message = (ingress - PUSH_OVERHEAD).min(part) - CHUNK_BYTES_MAX;
+        self.message_bytes_max = self.message_bytes_max.min(message);
+        self.egress_bytes_max = self.egress_bytes_max.min(4 * part);
+        self.ingress_bytes = self.ingress_bytes.min(ingress);
+        self.peer.egress_bytes = self.peer.egress_bytes.min(2 * part);
+        self.peer.ingress_bytes = self.peer.ingress_bytes.min(ingress);
+        self.parts.bytes_max = self.parts.bytes_max.min(2 * part);
+        self.parts.peer_bytes_max = self.parts.peer_bytes_max.min(part + part / 2);
+        self.parts.word_bytes_max = self.parts.word_bytes_max.min(part);
+        self.subscription_bytes = self.subscription_bytes.min(part as u64);
+        self.links_bytes = self.links_bytes.min(part as u64);
+        self.max_conns = self.max_conns.min((part / SESSION_BYTES).max(1));
+        let topic = 2 * part / topics;
+        self.gossip.store.bytes_max = self.gossip.store.bytes_max.min(topic / 4);
+        self.gossip.store.bytes = self.gossip.store.bytes.min(topic / 8);
+        self.gossip.unchecked_bytes = self.gossip.unchecked_bytes.min(topic * 3 / 4);
+        Ok(self)
+    }
+
+    /// What all queues, stores and unfinished messages hold at most together, with `topics` topics: the sum of their limits.
+    /// A frame that is still coming in is not among it, and one message is kept and checked however large.
+    #[must_use]
+    pub fn held_bytes_max(&self, topics: usize) -> usize {
+        let ingress = self.ingress_bytes.saturating_mul(2 * self.engines.get());
+        let topic = self.gossip.store.bytes_max.saturating_add(self.gossip.unchecked_bytes);
+        let links = usize::try_from(self.links_bytes.saturating_mul(2)).unwrap_or(usize::MAX);
+        let subscriptions = usize::try_from(self.subscription_bytes).unwrap_or(usize::MAX);
+        [
+            self.egress_bytes_max,
+            self.parts.bytes_max,
+            subscriptions,
+            links,
+            self.max_conns.saturating_mul(SESSION_BYTES),
+            topic.saturating_mul(topics.max(1)),
+        ]
+        .into_iter()
+        .fold(ingress, usize::saturating_add)
+    }
+
     /// Whether these make sense, as a start checks them: for programs that read them from a file.
     ///
     /// # Errors
@@ -245,6 +315,7 @@ impl Settings {
             ("gossip", self.gossip == fixed_gossip),
             ("score", self.score == new.score),
             ("parts", self.parts == new.parts),
+            ("links_bytes", self.links_bytes == new.links_bytes),
             ("peer.egress_bytes", self.peer.egress_bytes == new.peer.egress_bytes),
             ("peer.ingress_bytes", self.peer.ingress_bytes == new.peer.ingress_bytes),
             ("peer.requests_max", self.peer.requests_max == new.peer.requests_max),
@@ -288,10 +359,15 @@ impl Settings {
             sessions_max: self.max_conns,
             dial_timeout: self.handshake_timeout * 2,
             drain: self.drain_deadline,
-            ..PeersSettings::default()
+            // Of all sessions together; what `rpc` says is for one that has no others beside it.
+            queued_bytes_max: self.links_bytes,
+            requests_bytes_max: self.links_bytes,
         }
     }
 }
+
+/// What a session takes that does nothing: 17 KiB were measured.
+const SESSION_BYTES: usize = 32 << 10;
 
 /// What a frame has around the body of a request, at most: its header and the head of a request.
 const FRAME_OVERHEAD: usize = 294;
@@ -301,4 +377,43 @@ const PART_OVERHEAD: usize = 64;
 
 fn out_of_range(key: &'static str, value: impl ToString, allowed: &'static str) -> ConfigError {
     ConfigError::OutOfRange { key, value: value.to_string(), allowed }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+mod tests {
+    use super::*;
+
+    /// The links of a session without others beside it have limits of the same name, which nobody reads here.
+    #[test]
+    fn links_hold_as_many_bytes_as_they_are_allowed() {
+        let peers = Settings { links_bytes: 7, ..Settings::default() }.peers();
+        assert_eq!((peers.queued_bytes_max, peers.requests_bytes_max), (7, 7));
+    }
+
+    #[test]
+    fn what_is_held_is_what_was_allowed() {
+        for mib in [16, 17, 24, 64, 100, 333, 1024, 4096] {
+            for engines in [1, 2, 3, 16] {
+                let engines = NonZeroUsize::new(engines).unwrap();
+                let settings = Settings { engines, ..Settings::default() }.within(mib << 20, 1);
+                if mib < 2 * engines.get() {
+                    settings.unwrap_err();
+                    continue;
+                }
+                let settings = settings.unwrap();
+                settings.check().unwrap();
+                assert!(settings.held_bytes_max(1) <= mib << 20, "{mib} MiB: {}", settings.held_bytes_max(1));
+                assert!(settings.message_bytes_max >= 128 << 10, "{mib} MiB, {engines} engines");
+            }
+        }
+        // More than it takes changes nothing.
+        assert_eq!(Settings::default().within(64 << 30, 1).unwrap(), Settings::default());
+        let many = Settings::default().within(64 << 20, 4).unwrap();
+        assert!(many.held_bytes_max(4) <= 64 << 20);
+        for (mib, topics) in [(0, 1), (15, 1), (63, 4)] {
+            let refused = Settings::default().within(mib << 20, topics).unwrap_err();
+            assert!(matches!(refused, ConfigError::OutOfRange { key: "bytes_max", .. }), "{refused}");
+        }
+    }
 }

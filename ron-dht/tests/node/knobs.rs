@@ -17,7 +17,7 @@ use ron_core::{
     sim::{SimNet, SimTransport},
 };
 use ron_dht::{
-    Contact, Dht, Event, LookupSettings, Preset, Reason, Settings,
+    Contact, Dht, DhtError, Event, LookupSettings, Preset, Reason, Settings,
     network::{ALPN, Request, Sender, Served, Want},
 };
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
@@ -462,5 +462,27 @@ async fn silence_is_counted_by_what_was_asked() {
     let before = late("dial");
     let _ = dht.find_node(key(2), soon()).await;
     assert!(late("dial") > before, "{}", counts.text());
+    machines.stop().await;
+}
+
+/// A client that nobody answered for a while, in a network that it takes for so small that no bucket is required, asks again by
+/// itself. It used to wait for the next refresh, an hour, and to say meanwhile that no peer answers.
+#[tokio::test(start_paused = true)]
+async fn whoever_was_cut_off_from_a_few_finds_them_again() {
+    let (mut machines, counts) = (Machines::new(), Counts::new());
+    machines.add(lan(1), Settings::default(), &counts).await;
+    let dht = machines.add(lan(2), Settings { server: false, ..Settings::default() }, &counts).await;
+    machines.net.partition(&[lan(2)], &[lan(1)]);
+    let mut searches = 0;
+    while dht.find_node(key(searches), soon()).await.is_ok() {
+        searches += 1;
+        assert!(searches < 50, "it is silent by now");
+    }
+    let alone = Err(DhtError::NotReady { gate: "dht.buckets" });
+    assert_eq!(dht.find_node(key(1), soon()).await.map(drop), alone);
+    machines.net.heal();
+    tokio::time::sleep(90 * SECOND).await;
+    let found = dht.find_node(key(1), soon()).await.unwrap();
+    assert_eq!(found.peers.len(), 1);
     machines.stop().await;
 }

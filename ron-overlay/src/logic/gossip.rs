@@ -438,6 +438,11 @@ impl Gossip {
         self.settings.burst_budget_frames = burst_budget_frames;
     }
 
+    /// Where others are told from now on that this node is.
+    pub fn set_addrs(&mut self, me: &Contact) {
+        self.view.set_addrs(me);
+    }
+
     /// Whether this is a neighbour.
     #[must_use]
     pub fn is_neighbour(&self, peer: &NodeId) -> bool {

@@ -198,6 +198,11 @@ impl View {
         }
     }
 
+    /// Where others are told from now on that this node is. Neighbours have a session with it, and need not be told.
+    pub fn set_addrs(&mut self, me: &Contact) {
+        self.me.addrs.clone_from(&me.addrs);
+    }
+
     /// Enters the topic through these, whom the host knows.
     pub fn join(&mut self, contacts: impl IntoIterator<Item = Contact>, now: Duration) {
         self.is_gone = false;

@@ -309,3 +309,60 @@ fn announcements_of_a_busy_topic_travel_together() {
     gossip.on_tick(ms(3020));
     assert_eq!(sent(&outputs(&mut gossip), 3, |word| matches!(word, Word::Have(_))), 1);
 }
+
+/// Case 14: the largest value in each field of each word that the wire lets through, and time that goes on for long
+/// afterwards. A sum of them that wraps would panic here.
+#[test]
+fn the_largest_numbers_in_words_do_no_harm() {
+    use super::super::{seal::Proof, wire};
+    let most = |publisher: u8, since, seq| {
+        let serial = Serial { publisher: id(publisher), since, seq };
+        Message::unsigned(&TopicId::of("news"), serial, Bytes::from_static(b"hello"))
+    };
+    let beacon =
+        |round, distance| Beacon { root: id(9), round, distance, is_parent: true, proof: Proof::NONE };
+    let mut words = vec![
+        Word::View(ViewMessage::Walk { who: contact(5), steps: u8::MAX }),
+        Word::View(ViewMessage::Shuffle { origin: contact(5), steps: u8::MAX, sample: vec![contact(6)] }),
+        Word::Ping(u32::MAX),
+        Word::Pong(u32::MAX),
+    ];
+    for number in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, 1 << 53, 1 << 32] {
+        for other in [number, 1] {
+            let pushed =
+                |hops, is_repair| Pushed { tree: id(9), hops, is_repair, message: most(8, number, other) };
+            words.extend([
+                Word::Push(pushed(u8::MAX, false)),
+                Word::Push(pushed(1, true)),
+                Word::Push(Pushed { message: most(8, other, number), ..pushed(1, false) }),
+                Word::Digest(vec![Summary { publisher: id(8), since: number, high: other }]),
+                Word::Digest(vec![Summary { publisher: id(8), since: other, high: number }]),
+                Word::Fetch { publisher: id(8), since: number, seqs: vec![other, number] },
+                Word::Beacons(vec![beacon(number as u32, other as u32), beacon(other as u32, u32::MAX - 1)]),
+            ]);
+        }
+    }
+    let (mut gossip, topic, mut taken) = (node(GossipSettings::default()), TopicId::of("news"), 0);
+    let mut now = ms(0);
+    for word in words {
+        let (number, body) = wire::encode(&topic, &word);
+        let Ok((_, word)) = wire::decode(number, &body) else { continue };
+        taken += 1;
+        for from in 1..4 {
+            gossip.on_word(id(from), word.clone(), now);
+            accept_all(&mut gossip, now);
+        }
+        now += ms(100);
+        gossip.on_tick(now);
+        accept_all(&mut gossip, now);
+    }
+    assert!(taken > 20, "{taken} words were taken");
+    for _ in 0..100 {
+        now += Duration::from_secs(3600);
+        gossip.on_tick(now);
+        accept_all(&mut gossip, now);
+    }
+    // It goes on as if nothing had been.
+    gossip.on_word(id(1), push(message(7, 1)), now);
+    assert_eq!(deliveries(&accept_all(&mut gossip, now)), 1);
+}
