@@ -13,6 +13,8 @@ use ron_core::{
     TaskSpec,
 };
 
+#[cfg(feature = "client")]
+use crate::witness::{self, WITNESSES, Witness, Witnesses};
 use crate::{
     Registry, RegistryError, Settings,
     actor::{Command, Committer},
@@ -67,6 +69,8 @@ pub struct Builder {
     publish_from: Option<u64>,
     on_evidence: Option<OnEvidence>,
     verified: u64,
+    #[cfg(feature = "client")]
+    witnesses: Option<Witnesses>,
 }
 
 impl Builder {
@@ -81,6 +85,8 @@ impl Builder {
             publish_from: None,
             on_evidence: None,
             verified: 0,
+            #[cfg(feature = "client")]
+            witnesses: None,
         }
     }
 
@@ -137,6 +143,21 @@ impl Builder {
         self
     }
 
+    /// Shows the head to these witnesses, `every` so often, and keeps what `needed` of them have signed: see
+    /// [`Registry::cosigned`]. Nothing is pruned beyond that, and nothing at all before there is any.
+    #[cfg(feature = "client")]
+    #[must_use]
+    pub fn witnesses(
+        mut self,
+        witnesses: impl IntoIterator<Item = Witness>,
+        needed: usize,
+        every: Duration,
+    ) -> Self {
+        let all: Vec<Witness> = witnesses.into_iter().collect();
+        self.witnesses = (!all.is_empty()).then_some(Witnesses { all, needed: needed.max(1), every });
+        self
+    }
+
     /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
     #[must_use]
     pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
@@ -154,9 +175,25 @@ impl Builder {
         store: Arc<dyn LogStore>,
         supervisor: &Supervisor,
     ) -> Result<Registry, RegistryError> {
-        let Builder { role, settings, metrics, clock, seen, publisher, publish_from, on_evidence, verified } =
-            self;
+        #[cfg(feature = "client")]
+        let witnesses = self.witnesses;
+        let Builder {
+            role,
+            settings,
+            metrics,
+            clock,
+            seen,
+            publisher,
+            publish_from,
+            on_evidence,
+            verified,
+            ..
+        } = self;
         settings.check()?;
+        #[cfg(feature = "client")]
+        let is_witnessed = witnesses.is_some();
+        #[cfg(not(feature = "client"))]
+        let is_witnessed = false;
         let [_, _, committed] = settings.lanes()?;
         let (signer, trust, source) = match role {
             Role::Follower { trust, source } => (None, trust, Some(source)),
@@ -178,7 +215,18 @@ impl Builder {
         let committed = Feed::open(COMMITTED.with_capacity(committed), group.metrics());
         let clock = clock.unwrap_or_else(|| Clock(Arc::new(unix_ms)));
         let recent = std::mem::take(&mut loaded.recent);
-        let parts = Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner };
+        let parts = Parts {
+            loaded,
+            store,
+            signer,
+            trust,
+            committed,
+            settings,
+            clock,
+            verified,
+            is_witnessed,
+            spawner,
+        };
         let shared = Arc::new(Shared::new(parts, group.metrics()));
 
         let ready = supervisor.ready();
@@ -195,6 +243,13 @@ impl Builder {
         };
         let publisher = publisher.map(|publisher| (publisher, publish_from));
         let pruning = upkeep::start(&shared, &group, ready, publisher);
+        #[cfg(feature = "client")]
+        if let Some(witnesses) = witnesses.map(Arc::new) {
+            let at = Arc::clone(&shared);
+            let _ = group.spawn_restarting(WITNESSES, move |stop| {
+                Box::pin(witness::run(Arc::clone(&at), Arc::clone(&witnesses), stop))
+            });
+        }
         Ok(Registry::new(shared, deciding, pruning, group, ready.clone()))
     }
 }

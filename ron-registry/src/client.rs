@@ -24,18 +24,24 @@ use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
 use crate::{
-    Approval, LogTrust, Name, NameAnswer, NameAnswerError, NameProof, Policy, Proposal, Source, SourceError,
-    TreeHash,
+    Approval, LogTrust, Name, NameAnswer, NameAnswerError, NameProof, Policy, Proposal, ProposalId,
+    SnapshotOffer, Source, SourceError, TreeHash,
     json::{
         ApproveBody, ConsistencyBody, EntriesBody, FoundBody, HeadBody, NameBody, OutcomeBody, PendingBody,
-        PolicyInForce, SubmitBody,
+        PolicyInForce, SnapshotBody, SubmitBody, WaitingBody,
     },
     logic::{checkpoint::ProofFile, names::Latest, note::NOTE_BYTES_MAX},
     store::{BLOCK_ENTRIES_MAX, BoxFuture},
 };
 
-/// Bytes of the largest answer that is taken: an answer with the most entries, as JSON.
+/// Bytes of the largest answer that is taken: an answer with the most entries, as JSON, and a part of a snapshot.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Proposals that are listed at most: sixteen times as many as wait by default.
+const PENDING_MAX: usize = 1 << 16;
+
+/// The type of a part of a snapshot.
+const CBOR: &str = "application/cbor";
 
 /// Why a registry elsewhere did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +131,8 @@ pub struct Client {
     /// The path before the routes, without a slash at its end.
     base: String,
     token: Option<String>,
+    /// Whether heads and proofs are to be those that witnesses have signed.
+    cosigned: bool,
 }
 
 impl fmt::Debug for Client {
@@ -150,7 +158,20 @@ impl Client {
             authority: authority.to_string(),
             base: uri.path().trim_end_matches('/').to_owned(),
             token: None,
+            cosigned: false,
         })
+    }
+
+    /// Asks for heads and proofs that witnesses have signed, which may be older: for a [`LogTrust`] that wants some.
+    #[must_use]
+    pub fn cosigned(mut self) -> Self {
+        self.cosigned = true;
+        self
+    }
+
+    /// What a question has behind it if it is about what witnesses have signed.
+    fn of_witnesses(&self) -> &'static str {
+        if self.cosigned { "?cosigned=1" } else { "" }
     }
 
     /// Shows this token with every request.
@@ -203,7 +224,8 @@ impl Client {
     /// # Errors
     /// As [`head`](Self::head).
     pub async fn proof(&self, version: u64, deadline: Deadline) -> Result<ProofFile, ClientError> {
-        let bytes = self.get(&format!("proofs/{version}"), "text/plain", deadline).await?;
+        let path = format!("proofs/{version}{}", self.of_witnesses());
+        let bytes = self.get(&path, "text/plain", deadline).await?;
         ProofFile::parse(&bytes).map_err(|error| stranger(error.to_string()))
     }
 
@@ -229,12 +251,40 @@ impl Client {
         Ok(answer.verify(name, trust)?)
     }
 
-    /// What waits for approvals. Needs a token.
+    /// What waits for approvals, what expires first first. Needs a token.
     ///
     /// # Errors
     /// As [`head`](Self::head).
     pub async fn pending(&self, deadline: Deadline) -> Result<Vec<PendingBody>, ClientError> {
-        self.json("proposals", deadline).await
+        let (mut all, mut path) = (Vec::new(), "proposals?limit=1024".to_owned());
+        loop {
+            let WaitingBody { proposals, next } = self.json(&path, deadline).await?;
+            // Whoever goes on without giving anything would never come to an end.
+            let is_more = !proposals.is_empty();
+            all.extend(proposals);
+            match next.filter(|_| is_more) {
+                Some(next) => path = format!("proposals?limit=1024&after={next}"),
+                None => return Ok(all),
+            }
+            if all.len() > PENDING_MAX {
+                return Err(stranger("more waits there than anybody could look at"));
+            }
+        }
+    }
+
+    /// One proposal that waits for approvals; nothing if it does not. Needs a token.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub async fn waiting(
+        &self,
+        id: &ProposalId,
+        deadline: Deadline,
+    ) -> Result<Option<PendingBody>, ClientError> {
+        match self.json(&format!("proposals/{id}"), deadline).await {
+            Err(ClientError::Refused { status: 404, code, .. }) if code == "no_such_proposal" => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// Begins the log. Needs a token.
@@ -312,19 +362,44 @@ impl Client {
         request: http::Result<Request<Full<Bytes>>>,
         deadline: Deadline,
     ) -> Result<Bytes, ClientError> {
+        let (answer, whole) = self.gather_up_to(ANSWER_BYTES_MAX, op, request, deadline).await?;
+        answer.judge(whole)
+    }
+
+    async fn gather_up_to(
+        &self,
+        bytes_max: usize,
+        op: &'static str,
+        request: http::Result<Request<Full<Bytes>>>,
+        deadline: Deadline,
+    ) -> Result<(Answer, Bytes), ClientError> {
         let request = request.map_err(|error| stranger(error.to_string()))?;
         let asked = async {
             let mut answer = self.ask(request).await?;
             let mut whole = BytesMut::new();
             while let Some(bytes) = answer.data().await? {
-                if whole.len() + bytes.len() > ANSWER_BYTES_MAX {
+                if whole.len() + bytes.len() > bytes_max {
                     return Err(stranger("its answer is too long"));
                 }
                 whole.extend_from_slice(&bytes);
             }
-            answer.judge(whole.freeze())
+            Ok((answer, whole.freeze()))
         };
         deadline.limit(op, asked).await.map_err(|_| ClientError::Timeout { op })?
+    }
+
+    /// Posts text, and gives the answer as it is: for servers that are no registries.
+    pub(crate) async fn exchange(
+        &self,
+        path: &'static str,
+        body: Bytes,
+        bytes_max: usize,
+        deadline: Deadline,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let request = self.request("POST", path).header(header::CONTENT_TYPE, "text/plain; charset=utf-8");
+        let request = request.body(Full::new(body));
+        let (answer, whole) = self.gather_up_to(bytes_max, path, request, deadline).await?;
+        Ok((answer.status, whole))
     }
 
     /// Sends a request, and waits for the head of the answer.
@@ -444,7 +519,8 @@ fn away(error: ClientError) -> SourceError {
 impl Source for Client {
     fn checkpoint(&self, deadline: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move {
-            let note = self.get("checkpoint", "text/plain", deadline).await.map_err(away)?;
+            let path = format!("checkpoint{}", self.of_witnesses());
+            let note = self.get(&path, "text/plain", deadline).await.map_err(away)?;
             let message = "a checkpoint that is too long".to_owned();
             if note.len() > NOTE_BYTES_MAX { Err(SourceError::Malformed { message }) } else { Ok(note) }
         })
@@ -482,6 +558,27 @@ impl Source for Client {
             let hashes: Option<Vec<TreeHash>> =
                 body.hashes.iter().map(|text| TreeHash::from_base64(text)).collect();
             hashes.ok_or_else(|| SourceError::Malformed { message: "a proof".to_owned() })
+        })
+    }
+
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<SnapshotOffer>, SourceError>> {
+        Box::pin(async move {
+            match self.json::<SnapshotBody>("snapshot", deadline).await {
+                Ok(SnapshotBody { version, parts }) => Ok(Some(SnapshotOffer { version, parts })),
+                Err(ClientError::Refused { status: 404, .. }) => Ok(None),
+                Err(error) => Err(away(error)),
+            }
+        })
+    }
+
+    fn snapshot_part(
+        &self,
+        version: u64,
+        part: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        Box::pin(async move {
+            self.get(&format!("snapshot/{version}/{part}"), CBOR, deadline).await.map_err(away)
         })
     }
 

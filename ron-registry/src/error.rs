@@ -89,6 +89,14 @@ pub enum RegistryError {
         /// The first that is left.
         first: u64,
     },
+    /// There is no such part of a snapshot. Ask which snapshot there is now.
+    #[error("no part {part} of a snapshot of version {version}")]
+    NoSnapshot {
+        /// The version that was asked for.
+        version: u64,
+        /// The part.
+        part: u32,
+    },
     /// No proof of this can be made.
     #[error("no proof")]
     Proof(#[source] ProofError),
@@ -112,6 +120,7 @@ ron_core::refusals!(RegistryError {
     | RegistryError::BadApproval(_)
     | RegistryError::NotFound { .. }
     | RegistryError::Lagging { .. }
+    | RegistryError::NoSnapshot { .. }
     | RegistryError::Proof(_)
     | RegistryError::Config(_) => ErrorKind::Caller,
     RegistryError::Store(error) => error.kind(),

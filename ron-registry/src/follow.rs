@@ -4,8 +4,11 @@
 //! witnesses, if its trust wants some), every approval against the policy in force, the chain, the names, and that the tree
 //! with the new entries is the one that was signed. What it has once kept it never gives up: a head that is shorter is a
 //! rollback, one that is not a continuation is a fork, and both are kept as evidence, signed by the log itself.
+//!
+//! If the beginning is not to be had any more, one that has nothing yet starts from a snapshot. Nothing of that is believed
+//! either: its entry must be in the tree that was signed, and its names and its policy those that the entry vouches for.
 
-use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+use std::{collections::VecDeque, fmt, future::ready, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{Deadline, ReadyGate, Restart, Stop, TaskSpec};
@@ -18,13 +21,14 @@ use crate::{
         entry::Entry,
         merkle::{TreeHash, verify_consistency},
         note::Note,
+        snapshot::{PART_BYTES_MAX, Snapshot, SnapshotError},
         state::{Signatures, State},
         tiles::{Prover, TileSource as _, Tree},
     },
     memo,
     metrics::{FOLLOW_ERRORS, FOLLOW_REFUSED, SOURCE_VERSION},
-    shared::{Loaded, Marks, Shared, View},
-    store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, append},
+    shared::{Loaded, Marks, Shared, View, store_heads, stored_heads},
+    store::{Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, StoredSnapshot, append, begin},
 };
 
 pub(crate) const FOLLOWER: TaskSpec = TaskSpec::new("ron-registry", "follower")
@@ -33,6 +37,9 @@ pub(crate) const FOLLOWER: TaskSpec = TaskSpec::new("ron-registry", "follower")
 
 /// How long one answer of the source may take.
 const ASKING: Duration = Duration::from_secs(30);
+
+/// How long checking the names of a snapshot may take: a second for a million.
+const OPENING: Duration = Duration::from_secs(600);
 
 /// How long it waits for news before it asks by itself: a source that forgets about us is noticed.
 const NEWS: Duration = Duration::from_secs(25);
@@ -43,9 +50,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Evidence that is kept in memory. The first is what matters; the rest is the same again.
 const EVIDENCE_MAX: usize = 16;
-/// How much of it may be about rollbacks. Anybody who has old heads can show them, and must not use up the room for what
-/// only the log itself can do.
-const ROLLBACKS_MAX: usize = 8;
+/// How much of it may be about rollbacks and false snapshots. Anybody can show those, and must not use up the room for
+/// what only the log itself can do.
+const BY_ANYBODY_MAX: usize = 8;
 
 /// Why a source did not give what it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +84,15 @@ pub enum SourceError {
     },
 }
 
+/// A snapshot that somebody has, to start from: see [`logic::snapshot`](crate::logic::snapshot).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotOffer {
+    /// The last entry that it covers.
+    pub version: u64,
+    /// How many parts it has.
+    pub parts: u32,
+}
+
 /// Where a followed log comes from. Nothing that it says is believed.
 pub trait Source: fmt::Debug + Send + Sync + 'static {
     /// The signed head.
@@ -98,6 +114,25 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>>;
 
+    /// The snapshot that stands for entries which are pruned there; nothing if it has none. Who has nothing yet starts from
+    /// it.
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<SnapshotOffer>, SourceError>> {
+        let _ = deadline;
+        Box::pin(ready(Ok(None)))
+    }
+
+    /// A part of the snapshot of this version, the first is 0.
+    fn snapshot_part(
+        &self,
+        version: u64,
+        part: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        let _ = (part, deadline);
+        let message = format!("no snapshot of version {version}");
+        Box::pin(ready(Err(SourceError::Refused { message })))
+    }
+
     /// Resolves when there is an entry after version `after`, or when `deadline` has passed.
     fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>>;
 }
@@ -112,6 +147,25 @@ pub enum EvidenceKind {
     Rollback,
     /// An entry under a signed head that the log's own rules do not allow.
     Invalid,
+    /// A snapshot that is not of the log whose signed head was shown with it. It is who gave it that did this, not
+    /// necessarily who signed.
+    Snapshot,
+}
+
+impl EvidenceKind {
+    fn label(self) -> &'static str {
+        match self {
+            EvidenceKind::Fork => "fork",
+            EvidenceKind::Rollback => "rollback",
+            EvidenceKind::Invalid => "invalid",
+            EvidenceKind::Snapshot => "snapshot",
+        }
+    }
+
+    /// Whether only the log itself can have done it. The rest is for anybody who can answer in its place.
+    fn is_of_the_log(self) -> bool {
+        matches!(self, EvidenceKind::Fork | EvidenceKind::Invalid)
+    }
 }
 
 /// What a follower has to show for its refusal. Anybody can check it who has the log's key.
@@ -134,11 +188,7 @@ pub struct Evidence {
 impl fmt::Display for Evidence {
     /// A text that can be kept in a file: both notes as they are.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            EvidenceKind::Fork => "fork",
-            EvidenceKind::Rollback => "rollback",
-            EvidenceKind::Invalid => "invalid",
-        };
+        let kind = self.kind.label();
         writeln!(
             f,
             "{kind} at {}: {}\n\nfollowed:\n{}\nshown:\n{}",
@@ -167,6 +217,15 @@ impl From<SourceError> for Trouble {
     fn from(error: SourceError) -> Self {
         Trouble::Source(error)
     }
+}
+
+/// Where a follower starts that has nothing, and whose source has no beginning any more.
+struct Start {
+    state: State,
+    tree: Tree,
+    last: Entry,
+    /// The same, as it is kept.
+    stored: StoredSnapshot,
 }
 
 /// The log as far as it is checked and kept. What is shown of it ends with a signed head.
@@ -208,7 +267,7 @@ impl Follower {
     }
 
     async fn follow(&mut self, stop: &Stop) {
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut lull) = (PAUSE_MIN, PAUSE_MIN);
         let (mut is_idle, mut heard) = (false, ron_core::now());
         loop {
             let round = tokio::select! {
@@ -218,11 +277,16 @@ impl Follower {
             };
             let wait = match round {
                 Ok(true) => {
-                    (pause, is_idle) = (PAUSE_MIN, false);
+                    (pause, lull, is_idle) = (PAUSE_MIN, PAUSE_MIN, false);
                     None
                 }
-                // Who has news again and again and then nothing new is asked again after a pause.
-                Ok(false) if is_idle && heard.elapsed() < PAUSE_MIN => Some(PAUSE_MIN),
+                // Who has news again and again and then nothing new, perhaps because witnesses have not signed it yet, is
+                // asked again after a pause, which grows.
+                Ok(false) if is_idle && heard.elapsed() < PAUSE_MIN => {
+                    let wait = lull;
+                    (pause, lull) = (PAUSE_MIN, (lull * 2).min(PAUSE_MAX));
+                    Some(wait)
+                }
                 Ok(false) => {
                     (pause, is_idle) = (PAUSE_MIN, true);
                     None
@@ -271,12 +335,7 @@ impl Follower {
                 self.close(message);
             }
             Trouble::Caught(evidence) => {
-                let label = match evidence.kind {
-                    EvidenceKind::Fork => "fork",
-                    EvidenceKind::Rollback => "rollback",
-                    EvidenceKind::Invalid => "invalid",
-                };
-                self.shared.metrics.tally(FOLLOW_REFUSED, label).add(1);
+                self.shared.metrics.tally(FOLLOW_REFUSED, evidence.kind.label()).add(1);
                 self.close(evidence.message.clone());
                 self.keep(*evidence);
             }
@@ -291,7 +350,7 @@ impl Follower {
         let known = self.shared.evidence.load();
         let is_known =
             known.iter().any(|known| known.kind == evidence.kind && known.theirs == evidence.theirs);
-        let room = if evidence.kind == EvidenceKind::Rollback { ROLLBACKS_MAX } else { EVIDENCE_MAX };
+        let room = if evidence.kind.is_of_the_log() { EVIDENCE_MAX } else { BY_ANYBODY_MAX };
         if is_known || known.len() >= room {
             return;
         }
@@ -315,7 +374,7 @@ impl Follower {
         // What was let go of is let go of here, too.
         let minimum = self.shared.tree.lock().minimum();
         self.tree.prune(minimum);
-        self.marks.at.retain(|mark| mark.version > minimum);
+        self.marks.prune(minimum);
         let bytes = self.source.checkpoint(Deadline::after(ASKING)).await?;
         let is_false = |error: &dyn fmt::Display| Trouble::False(format!("its checkpoint: {error}"));
         let note = Note::parse(&bytes).map_err(|error| is_false(&error))?;
@@ -332,7 +391,7 @@ impl Follower {
             self.show(note);
         }
         // Evidence of a fork is not undone by showing the right face again.
-        let is_forked = |evidence: &Evidence| evidence.kind != EvidenceKind::Rollback;
+        let is_forked = |evidence: &Evidence| evidence.kind.is_of_the_log();
         if !self.shared.evidence.load().iter().any(is_forked) {
             self.gate.open();
         }
@@ -364,27 +423,100 @@ impl Follower {
             let from = self.tree.size() + 1;
             let max =
                 usize::try_from(said.size - self.tree.size()).unwrap_or(usize::MAX).min(BLOCK_ENTRIES_MAX);
-            let mut entries = self.source.entries(from, max, Deadline::after(ASKING)).await?;
-            entries.truncate(max);
-            if entries.is_empty() {
-                return Err(Trouble::False(format!("version {from} is signed for and not given")));
-            }
-            let mut bytes = 0;
-            let fits = entries.iter().take_while(|entry| {
-                bytes += entry.len();
-                bytes <= BLOCK_BYTES_MAX
-            });
-            let fitting = fits.count().max(1);
-            entries.truncate(fitting);
-            self.take(entries, said, note).await?;
+            let given = match self.entries(from, max).await {
+                // Who has nothing has nothing to lose by starting later.
+                Err(Trouble::Source(SourceError::Pruned { first })) if from == 1 => {
+                    let start = self.start(first, said, note).await?;
+                    let from = start.stored.version + 1;
+                    let left = usize::try_from(said.size.saturating_sub(start.stored.version));
+                    let max = left.unwrap_or(usize::MAX).min(BLOCK_ENTRIES_MAX);
+                    let entries = self.entries(from, max).await?;
+                    self.take(entries, Some(start), said, note).await?;
+                    continue;
+                }
+                given => given?,
+            };
+            self.take(given, None, said, note).await?;
         }
         Ok(())
     }
 
+    /// At least one entry, and no more than a block holds.
+    async fn entries(&self, from: u64, max: usize) -> Result<Vec<Bytes>, Trouble> {
+        let mut entries = self.source.entries(from, max, Deadline::after(ASKING)).await?;
+        entries.truncate(max);
+        if entries.is_empty() {
+            return Err(Trouble::False(format!("version {from} is signed for and not given")));
+        }
+        let mut bytes = 0;
+        let fits = entries.iter().take_while(|entry| {
+            bytes += entry.len();
+            bytes <= BLOCK_BYTES_MAX
+        });
+        let fitting = fits.count().max(1);
+        entries.truncate(fitting);
+        Ok(entries)
+    }
+
+    /// Gathers the snapshot that stands for what was pruned there, and checks that it is of the log that was signed: its
+    /// tree before more than one part is here, its names and its policy when all are. Who has decided what before it, and
+    /// whether that was right, is not seen any more: the log's own signature has to do for that.
+    async fn start(&self, first: u64, said: &Checkpoint, note: &Note) -> Result<Start, Trouble> {
+        let pruned = || Trouble::Source(SourceError::Pruned { first });
+        let offer = self.source.snapshot(Deadline::after(ASKING)).await?.ok_or_else(pruned)?;
+        let SnapshotOffer { version, parts: count } = offer;
+        // There is an entry behind every snapshot, and it must be there to be read.
+        if version >= said.size || version + 1 < first || count == 0 {
+            return Err(pruned());
+        }
+        let mut parts = vec![self.part(version, 0).await?];
+        let proof = self.source.consistency(version, said.size, Deadline::after(ASKING)).await?;
+        let is_false = |error: &SnapshotError, entry: Option<Bytes>| {
+            let message = format!("its snapshot of version {version}: {error}");
+            let evidence = self.evidence(EvidenceKind::Snapshot, note, message);
+            Trouble::Caught(Box::new(Evidence { entry, ..*evidence }))
+        };
+        let head = Snapshot::decode(&parts).map_err(|error| is_false(&error, None))?;
+        let entry = Some(head.entry().clone());
+        let found = head.check_tree(said, &proof).map_err(|error| is_false(&error, entry.clone()))?;
+        if found != version || u64::from(count) > Snapshot::parts_max(version) {
+            return Err(is_false(&SnapshotError::Malformed, entry));
+        }
+        for part in 1..count {
+            parts.push(self.part(version, part).await?);
+        }
+        // A million names are more than a hundred megabytes.
+        let (gathered, goal) = (parts.clone(), said.clone());
+        let open = move || Snapshot::decode(&gathered).and_then(|snapshot| snapshot.open(&goal, &proof));
+        let opened = self.shared.spawner.blocking("snapshot_open", Deadline::after(OPENING), open).await;
+        let opened = opened.map_err(|error| Trouble::Store(error.into()))?;
+        let (state, tree, last) = opened.map_err(|error| is_false(&error, entry))?;
+        Ok(Start { state, tree, last, stored: StoredSnapshot { version, parts } })
+    }
+
+    async fn part(&self, version: u64, part: u32) -> Result<Bytes, Trouble> {
+        let bytes = self.source.snapshot_part(version, part, Deadline::after(ASKING)).await?;
+        if bytes.len() > PART_BYTES_MAX {
+            let message = format!("part {part} of a snapshot with {} bytes", bytes.len());
+            return Err(SourceError::Malformed { message }.into());
+        }
+        Ok(bytes)
+    }
+
     /// Checks entries that follow each other, and keeps them.
-    async fn take(&mut self, entries: Vec<Bytes>, said: &Checkpoint, note: &Note) -> Result<(), Trouble> {
-        let (mut state, mut tree, mut marks) = (self.state.clone(), self.tree.clone(), self.marks.clone());
-        let (mut last, mut wrong) = (self.last.clone(), None);
+    async fn take(
+        &mut self,
+        entries: Vec<Bytes>,
+        start: Option<Start>,
+        said: &Checkpoint,
+        note: &Note,
+    ) -> Result<(), Trouble> {
+        let mut marks = self.marks.clone();
+        let (mut state, mut tree, mut last, stored) = match start {
+            Some(Start { state, tree, last, stored }) => (state, tree, Some(last), Some(stored)),
+            None => (self.state.clone(), self.tree.clone(), self.last.clone(), None),
+        };
+        let (after, mut wrong) = (state.head().version, None);
         for bytes in &entries {
             tree.push(TreeHash::of_leaf(bytes));
             if wrong.is_some() {
@@ -407,14 +539,28 @@ impl Follower {
             let evidence = self.evidence(EvidenceKind::Invalid, note, message);
             return Err(Trouble::Caught(Box::new(Evidence { entry: Some(entry), ..*evidence })));
         }
-        let block = Block { entries, checkpoint: note.to_string().into() };
+        // On the way to a head the last one that was shown is kept as well: it is all there is to show after a stop.
+        let shown = self.shared.view.load();
+        let checkpoint = match tree.size() < said.size && shown.last.is_some() {
+            true => store_heads(note, &shown.checkpoint),
+            false => note.to_string().into(),
+        };
+        let block = Block { entries, checkpoint };
         let deadline = Deadline::after(self.shared.settings.load().commit_timeout);
-        let kept = append(&*self.shared.store, self.state.head().version, &block, deadline).await;
+        let is_start = stored.is_some();
+        let kept = match stored {
+            Some(stored) => begin(&*self.shared.store, stored, &block, deadline).await,
+            None => append(&*self.shared.store, after, &block, deadline).await,
+        };
         match kept.map_err(|error| Trouble::Store(error.into()))? {
             Appended::Yes => {
                 (self.state, self.tree, self.marks, self.last) = (state, tree, marks, last);
                 self.checkpoint = Arc::new(note.clone());
                 Ok(())
+            }
+            Appended::Conflict { tail } if is_start => {
+                let message = format!("somebody else writes here: there are {tail} entries by now");
+                Err(Trouble::Store(RegistryError::Untrusted { message }))
             }
             Appended::Conflict { .. } => self.read_back().await.map_err(Trouble::Store),
         }
@@ -446,7 +592,8 @@ impl Follower {
                 tokio::task::consume_budget().await;
             }
         }
-        let note = Note::parse(&tail.checkpoint.unwrap_or_default()).map_err(|error| untrusted(&error))?;
+        let (goal, _) = stored_heads(&tail.checkpoint.unwrap_or_default());
+        let note = Note::parse(&goal).map_err(|error| untrusted(&error))?;
         let said = self.shared.trust.open(&note).map_err(|error| untrusted(&error))?;
         let is_signed = said.size > tree.size() || (said.size, said.root) == (tree.size(), tree.root());
         if tree.size() == known || !is_signed {

@@ -1,18 +1,22 @@
 //! What a host holds of a running registry.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ron_core::{ContentId, Deadline, Lane, Ready, ReadyStatus, Stopped, Supervisor};
 
 use crate::{
     Builder, RegistryError, Settings, Updates,
-    actor::Command,
+    actor::{Answer, Command},
     builder::{Deciding, Role},
-    follow::{Evidence, Source},
+    follow::{Evidence, SnapshotOffer, Source},
     logic::{
         chain::Head,
-        checkpoint::{CheckpointError, LogTrust, ProofFile, add_cosignatures},
+        checkpoint::{CheckpointError, LogTrust, ProofFile},
         entry::{APPROVALS_MAX, Entry},
         merkle::TreeHash,
         names::{Latest, NameProof, NameProofError, Names, POLICY_KEY},
@@ -99,6 +103,14 @@ pub enum NameAnswerError {
     /// The entry is not the last one, so that later ones may say otherwise.
     #[error("its entry is not the last one")]
     NotLast,
+    /// The entry says that it is another than the proof is of.
+    #[error("its entry says that it is version {said}, and it is {is}")]
+    Misplaced {
+        /// The version that it says.
+        said: u64,
+        /// The place where it is.
+        is: u64,
+    },
     /// The entry is none.
     #[error("its entry is none")]
     Entry(#[from] FormError),
@@ -130,7 +142,9 @@ impl NameAnswer {
         if self.inclusion.index + 1 != checkpoint.size {
             return Err(NameAnswerError::NotLast);
         }
-        Ok(Entry::decode(&self.entry)?)
+        let entry = Entry::decode(&self.entry)?;
+        let (said, is) = (entry.version(), checkpoint.size);
+        if said == is { Ok(entry) } else { Err(NameAnswerError::Misplaced { said, is }) }
     }
 }
 
@@ -154,7 +168,7 @@ pub struct Status {
 /// A log, running. Cloning shares it; when the last clone is dropped it stops.
 #[derive(Clone)]
 pub struct Registry {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// None if it follows.
     deciding: Option<Deciding>,
     pruning: Lane<Prune>,
@@ -215,6 +229,12 @@ impl Registry {
         &self.shared.metrics
     }
 
+    /// The log as it is, of one moment.
+    #[cfg(feature = "http")]
+    pub(crate) fn view(&self) -> Arc<crate::shared::View> {
+        self.shared.view.load()
+    }
+
     /// Begins the log, with the policy that decides from then on. The same again is answered with the same receipt.
     ///
     /// # Errors
@@ -270,7 +290,8 @@ impl Registry {
         self.submit(proposal, Vec::new(), deadline).await
     }
 
-    /// Proposes with approvals that there are already: one call for a change that is decided.
+    /// Proposes with approvals that there are already: one call for a change that is decided. One that wants a head which is
+    /// no longer the head is told so before its approvals are verified.
     ///
     /// # Errors
     /// As [`propose`](Self::propose), [`RegistryError::BadApproval`], and [`RegistryError::Form`] for a beginning, which
@@ -282,6 +303,14 @@ impl Registry {
         deadline: Deadline,
     ) -> Result<Outcome, RegistryError> {
         check_submission(&proposal, approvals.len())?;
+        if self.is_overtaken(&proposal) && !approvals.is_empty() {
+            let asked = Box::new(proposal.clone());
+            let asked = self.ask(|reply| Command::Overtaken { proposal: asked, deadline, reply }, deadline);
+            match asked.await? {
+                Outcome::Pending { .. } => {}
+                committed => return Ok(committed),
+            }
+        }
         let mut verified = Vec::with_capacity(approvals.len());
         for approval in approvals {
             verified.push(self.verify(approval)?);
@@ -345,10 +374,22 @@ impl Registry {
         deadline: Deadline,
     ) -> Result<Outcome, RegistryError> {
         let proposal = Box::new(proposal);
-        self.deciding()?
-            .proposals
-            .call("propose", deadline, |reply| Command::Propose { proposal, approvals, deadline, reply })
-            .await?
+        self.ask(|reply| Command::Propose { proposal, approvals, deadline, reply }, deadline).await
+    }
+
+    async fn ask(
+        &self,
+        make: impl FnOnce(Answer) -> Command,
+        deadline: Deadline,
+    ) -> Result<Outcome, RegistryError> {
+        self.deciding()?.proposals.call("propose", deadline, make).await?
+    }
+
+    /// Whether a proposal is for a head that others were decided behind. Who has lost need not be verified for that: of many
+    /// who want the same head one wins, and a signature is fifty microseconds.
+    fn is_overtaken(&self, proposal: &Proposal) -> bool {
+        let decided = self.shared.decided.load(Ordering::Relaxed);
+        proposal.expect_head().is_some_and(|head| head.version < decided)
     }
 
     /// What waits for approvals, what expires first first.
@@ -385,10 +426,14 @@ impl Registry {
         view.state.policy().map(|policy| (view.state.epoch(), Arc::clone(policy)))
     }
 
-    /// The signed head.
+    /// The signed head, with what witnesses have signed of it.
     #[must_use]
     pub fn checkpoint(&self) -> Arc<Note> {
-        Arc::clone(&self.shared.view.load().checkpoint)
+        let (view, cosigned) = (self.shared.view.load(), self.shared.cosigned.load());
+        match &*cosigned {
+            Some((size, note)) if *size == view.state.head().version => Arc::clone(note),
+            _ => Arc::clone(&view.checkpoint),
+        }
     }
 
     /// How it is doing.
@@ -420,7 +465,11 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`], [`RegistryError::Lagging`] if it was pruned, and those of the store.
     pub async fn entry(&self, version: u64, deadline: Deadline) -> Result<Entry, RegistryError> {
-        let entries = self.entries(version, 1, deadline).await?;
+        let entries = match version {
+            // Before the first there never was one, so none was pruned either.
+            0 => Vec::new(),
+            version => self.entries(version, 1, deadline).await?,
+        };
         let bytes = entries.first().ok_or(RegistryError::NotFound { head: self.head().version })?;
         Entry::decode(bytes)
             .map_err(|error| RegistryError::Untrusted { message: format!("version {version}: {error}") })
@@ -436,7 +485,7 @@ impl Registry {
         max: usize,
         deadline: Deadline,
     ) -> Result<Vec<Bytes>, RegistryError> {
-        let first = self.first();
+        let (first, from) = (self.first(), from.max(1));
         if from < first {
             return Err(RegistryError::Lagging { first });
         }
@@ -481,23 +530,7 @@ impl Registry {
         answer: &str,
         trust: &LogTrust,
     ) -> Result<usize, CheckpointError> {
-        let said = self.shared.trust.open(checkpoint)?;
-        let is_shown = said.size <= self.head().version
-            && Prover::new(&SharedTiles(&self.shared), said.size).root()? == said.root;
-        if !is_shown {
-            return Err(CheckpointError::Malformed { what: "a checkpoint that this log never had" });
-        }
-        let before = self.shared.cosigned.load();
-        let mut note = match &*before {
-            Some((size, note)) if *size == said.size => (**note).clone(),
-            _ => checkpoint.clone(),
-        };
-        let added = add_cosignatures(&mut note, answer, trust)?;
-        let is_newest = (*before).as_ref().is_none_or(|(size, _)| *size <= said.size);
-        if added > 0 && is_newest {
-            self.shared.cosigned.replace(Some((said.size, Arc::new(note))));
-        }
-        Ok(added)
+        self.shared.add_cosignatures(checkpoint, answer, trust)
     }
 
     /// The last checkpoint that witnesses have signed.
@@ -521,11 +554,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`], [`RegistryError::Lagging`], [`RegistryError::Proof`].
     pub fn prove_consistency(&self, old_size: u64, new_size: u64) -> Result<Vec<TreeHash>, RegistryError> {
-        let head = self.head().version;
-        if new_size > head {
-            return Err(RegistryError::NotFound { head });
-        }
-        Ok(Prover::new(&SharedTiles(&self.shared), new_size).consistency(old_size)?)
+        self.shared.prove_consistency(old_size, new_size)
     }
 
     /// What a name stands for, with the proof of it, or of its absence. Nothing can be proven before the beginning.
@@ -584,6 +613,31 @@ impl Registry {
             entries.extend(more);
         }
         Ok(write_bundle(&entries).into())
+    }
+
+    /// The snapshot that stands for what was pruned, to start from; nothing if nothing was.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot(&self, deadline: Deadline) -> Result<Option<SnapshotOffer>, RegistryError> {
+        let first = self.shared.store.snapshot_part(0, deadline).await?;
+        Ok(first.map(|part| SnapshotOffer { version: part.version, parts: part.parts }))
+    }
+
+    /// A part of the snapshot of this version, the first is 0: deterministic CBOR, which
+    /// [`Snapshot`](crate::logic::snapshot::Snapshot) reads and checks.
+    ///
+    /// # Errors
+    /// [`RegistryError::NoSnapshot`] if there is no such part, or the snapshot is another by now, and those of the store.
+    pub async fn snapshot_part(
+        &self,
+        version: u64,
+        part: u32,
+        deadline: Deadline,
+    ) -> Result<Bytes, RegistryError> {
+        let found = self.shared.store.snapshot_part(part, deadline).await?;
+        let found = found.filter(|found| found.version == version);
+        found.map(|found| found.bytes).ok_or(RegistryError::NoSnapshot { version, part })
     }
 
     /// The entries that bound a name to `content`, of those that are left: the newest 256, the oldest of them first.

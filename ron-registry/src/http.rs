@@ -8,15 +8,16 @@
 //! | `GET /by-content/{b3}` | the entries that bound a name to this content |
 //! | `GET /names/{name}` | what a name stands for, or that it stands for nothing, with the proof |
 //! | `GET /policy` | who decides |
-//! | `GET /proofs/{version}` | a `tlog-proof` file: that an entry is in the log |
+//! | `GET /proofs/{version}` | a `tlog-proof` file: that an entry is in the log; with `?cosigned=1` under the last head that witnesses have signed |
 //! | `GET /consistency?old=&new=` | that one log is the beginning of another |
-//! | `GET /checkpoint`, `GET /tile/…` | the log as C2SP `tlog-tiles` serves it |
+//! | `GET /checkpoint`, `GET /tile/…` | the log as C2SP `tlog-tiles` serves it; `/checkpoint?cosigned=1` is the last head that witnesses have signed |
+//! | `GET /snapshot`, `GET /snapshot/{version}/{part}` | what stands for entries that were pruned, and proves itself: where a new follower starts |
 //! | `GET /stream?from=` | what is committed, as server-sent events |
 //! | `GET /ws?from=` | the same over a WebSocket |
 //! | `GET /openapi.json` | all of these routes, for programs |
 //! | `POST /found` | begins the log; with [`guarded`], as all that follow |
 //! | `POST /proposals` | proposes: 202, and who is missing |
-//! | `GET /proposals`, `GET /proposals/{id}` | what waits |
+//! | `GET /proposals?after=&limit=`, `GET /proposals/{id}` | what waits, a page at a time |
 //! | `POST /approvals` | approves: 202, or 201 if that was enough |
 //! | `POST /commit` | a proposal with its approvals: 201 with the receipt, 202 if more are wanted, 409 if the head or the name has moved |
 //! | `POST /supersede` | the same, for a proposal that replaces what a name stands for, and only for such |
@@ -28,7 +29,9 @@
 //!
 //! The id of an event is the version of its entry. `Last-Event-ID`, or `?from=`, goes on from there without a hole, however
 //! long ago that was: what is no longer in memory is read from the log. Without either a stream begins with the next commit.
-//! If what is asked for was pruned, an event `pruned` says where the log begins now, and the stream goes on from there. A
+//! If what is asked for was pruned, an event `pruned` says where the log begins now, and the stream goes on from there. If it
+//! is beyond the next commit, an event `ahead` says where the log ends, and the stream waits for it: the client has heard more
+//! of the log elsewhere, or the log was rolled back. A
 //! client that is slow is read from the log at its own pace, and one that takes nothing is cut off by the server; neither
 //! holds anybody up or more than a few hundred events in memory. Comments (or pings) come every 15 seconds.
 //!
@@ -74,6 +77,10 @@ const OCTETS: &str = "application/octet-stream";
 /// Requests in work at once. Most are answered from memory; this bounds those that read the store.
 const IN_FLIGHT: u32 = 1024;
 
+/// Bundles of entries and parts of snapshots in work at once. A bundle may be 16 MiB, and is held until it is written: with more,
+/// readers who take their time would have more than a gigabyte held for them.
+const BULK: u32 = 64;
+
 /// Streams at once. Each holds some kilobytes; what bounds them before this is connections.
 const STREAMS: u32 = 4096;
 
@@ -85,6 +92,11 @@ pub fn router(registry: &Registry) -> Router {
     };
     let reads = Guard::new("registry_get").in_flight(IN_FLIGHT).metrics(metrics);
     let streams = Guard::new("registry_stream").in_flight(STREAMS).metrics(metrics);
+    let bulk = Guard::new("registry_bulk").in_flight(BULK).metrics(metrics);
+    let large = Router::new()
+        .route("/tile/entries/{*path}", get(reading::bundle))
+        .route("/snapshot/{version}/{part}", get(reading::snapshot_part))
+        .route_layer(bulk);
     let streaming = Router::new()
         .route("/stream", get(stream::serve))
         .route("/ws", get(socket::serve))
@@ -100,8 +112,10 @@ pub fn router(registry: &Registry) -> Router {
         .route("/consistency", get(reading::consistency))
         .route("/checkpoint", get(reading::checkpoint))
         .route("/tile/{*path}", get(reading::tile))
+        .route("/snapshot", get(reading::snapshot))
         .route("/openapi.json", get(openapi::serve))
         .route_layer(reads)
+        .merge(large)
         .merge(streaming)
         .with_state(registry.clone())
 }

@@ -35,6 +35,16 @@ pub struct HeadBody {
     pub checkpoint: String,
 }
 
+/// Which snapshot there is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SnapshotBody {
+    /// The last entry that it covers.
+    pub version: u64,
+    /// How many parts it has.
+    pub parts: u32,
+}
+
 /// A head that a proposal fixed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -339,6 +349,17 @@ impl From<&PendingProposal> for PendingBody {
             missing: pending.missing.clone(),
         }
     }
+}
+
+/// Some of the proposals that wait, what expires first first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct WaitingBody {
+    /// They.
+    pub proposals: Vec<PendingBody>,
+    /// What to go on after, if there are more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// What a name stands for.

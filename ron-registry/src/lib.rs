@@ -58,6 +58,7 @@
 //! | notice a log that was rolled back | [`Builder::seen`] |
 //! | follow a log that somebody else commits to | [`Registry::follower`], [`net::Links`]; [`Registry::evidence`] |
 //! | find what bound some content | [`Registry::versions_of`] |
+//! | have heads signed by witnesses, and follow only what they have signed | `Builder::witnesses`, `Witness` (feature `client`), [`Registry::cosigned`], [`LogTrust::witnessed_by`] |
 //! | serve it over HTTP, and ask such a server | `http` and `client`, features of these names |
 //! | keep it elsewhere | [`store::LogStore`], and `store::conformance` (feature `conformance`) |
 //!
@@ -73,9 +74,15 @@
 //! # What it refuses to do
 //!
 //! It holds no signer's key and decides nothing by itself. It keeps no content larger than 48 KiB: name it by its hash. It
-//! stops no log from showing two faces to two readers; only witnesses do, and cosignatures are read and written here
-//! ([`LogTrust::witnessed_by`]) while asking a witness is the host's. Opening after a crash reads the whole log, and a new
-//! follower cannot begin with a log that was pruned.
+//! stops no log from showing two faces to two readers; only witnesses do, which `Builder::witnesses` asks (feature `client`) and
+//! [`LogTrust::witnessed_by`] wants. Opening after a crash reads the whole log. A new follower
+//! of a log that was pruned starts from its snapshot: that the entries before it were decided as the policy wanted is then
+//! the log's own word, and that of its witnesses.
+
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
 
 mod actor;
 mod batch;
@@ -102,10 +109,15 @@ mod shared;
 pub mod store;
 mod updates;
 mod upkeep;
+#[cfg(feature = "client")]
+mod witness;
+
+/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+pub use ron_core;
 
 pub use builder::Builder;
 pub use error::RegistryError;
-pub use follow::{Evidence, EvidenceKind, Source, SourceError};
+pub use follow::{Evidence, EvidenceKind, SnapshotOffer, Source, SourceError};
 pub use handle::{
     NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
 };
@@ -128,6 +140,8 @@ pub use settings::{Retention, Settings};
 pub use shared::{Opened, RegistryUpdated};
 pub use updates::Updates;
 pub use upkeep::Publisher;
+#[cfg(feature = "client")]
+pub use witness::{Witness, WitnessError};
 
 /// What a registry may bring to a running program: its queues, tasks and locks.
 #[must_use]
@@ -142,6 +156,8 @@ pub fn inventory() -> ron_core::Inventory {
             upkeep::VERIFIER,
             upkeep::PUBLISHER,
             index::INDEXER,
+            #[cfg(feature = "client")]
+            witness::WITNESSES,
         ],
         &[store::INDEX, shared::TREE, shared::MARKS, index::CONTENTS],
     )

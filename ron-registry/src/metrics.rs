@@ -40,6 +40,21 @@ pub(crate) const SOURCE_VERSION: GaugeSpec = GaugeSpec {
     help: "Version of the last signed head that a followed log has shown",
 };
 
+/// What witnesses did not do.
+#[cfg(feature = "client")]
+pub(crate) const WITNESS_ERRORS: Counter = Counter::Own(OwnCounter {
+    name: "witness_errors",
+    help: "Times a witness did not sign a head",
+    label: "what",
+});
+
+/// What witnesses have seen.
+#[cfg(feature = "client")]
+pub(crate) const COSIGNED_VERSION: GaugeSpec = GaugeSpec {
+    name: "cosigned_version",
+    help: "Version of the last signed head that enough witnesses have signed",
+};
+
 /// How far the derived index has come.
 pub(crate) const INDEXED_VERSION: GaugeSpec =
     GaugeSpec { name: "indexed_version", help: "Version up to which content can be looked up" };

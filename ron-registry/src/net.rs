@@ -19,13 +19,14 @@ use ron_core::{
 };
 
 use crate::{
-    Approval, Outcome, Proposal, Receipt, Registry, RegistryError, Source, SourceError,
+    Approval, Outcome, Proposal, Receipt, Registry, RegistryError, SnapshotOffer, Source, SourceError,
     logic::{
         entry::APPROVALS_MAX,
         merkle::{PROOF_HASHES_MAX, TreeHash},
         note::{NOTE_BYTES_MAX, Note},
         policy::LABEL_BYTES_MAX,
         proposal::{FormError, ProposalId},
+        snapshot::PART_BYTES_MAX,
         tiles::ENTRY_BYTES_MAX,
     },
     store::{BLOCK_ENTRIES_MAX, BoxFuture},
@@ -43,6 +44,7 @@ const CONSISTENCY: Method = Method { number: 3, name: "consistency" };
 const NEWS: Method = Method { number: 4, name: "news" };
 const PROPOSE: Method = Method { number: 5, name: "propose" };
 const APPROVE: Method = Method { number: 6, name: "approve" };
+const SNAPSHOT: Method = Method { number: 7, name: "snapshot" };
 
 /// Bytes of entries in one answer; with the longest entry behind them it still fits what a caller gathers.
 const ANSWER_BYTES: usize = 768 << 10;
@@ -69,14 +71,20 @@ impl Links {
     /// # Errors
     /// [`NetError`], if something else speaks it there already.
     pub fn start(endpoint: &Endpoint, supervisor: &Supervisor) -> Result<Self, NetError> {
+        Links::start_with(endpoint, PeersSettings::default(), supervisor)
+    }
+
+    /// [`start`](Self::start) with other limits than the default ones.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        endpoint: &Endpoint,
+        settings: PeersSettings,
+        supervisor: &Supervisor,
+    ) -> Result<Self, NetError> {
         let serving = Arc::new(Serving { served: Snapshot::new(None) });
-        let peers = Peers::start(
-            endpoint,
-            PROTOCOL,
-            Arc::clone(&serving) as _,
-            PeersSettings::default(),
-            supervisor,
-        )?;
+        let peers = Peers::start(endpoint, PROTOCOL, Arc::clone(&serving) as _, settings, supervisor)?;
         Ok(Links { peers, serving })
     }
 
@@ -89,7 +97,7 @@ impl Links {
     /// The log of a peer, to [follow](Registry::follower).
     #[must_use]
     pub fn source(&self, peer: NodeId, addrs: &[SocketAddr]) -> PeerSource {
-        PeerSource { links: self.clone(), peer, addrs: addrs.to_vec() }
+        PeerSource { links: self.clone(), peer, addrs: addrs.to_vec(), cosigned: false }
     }
 
     /// Proposes to a peer, with the capability that it wants.
@@ -166,7 +174,7 @@ impl Service for Serving {
             }
         }
         match method {
-            1 => Handling::Done(Ok(registry.checkpoint().to_string().into())),
+            1 => Handling::Done(checkpoint(&registry, &request)),
             2 => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
             3 => Handling::Done(consistency(&registry, &request)),
             4 => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
@@ -180,6 +188,7 @@ impl Service for Serving {
                 let outcome = registry.approve(approval, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
+            7 => Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await })),
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }
@@ -206,7 +215,9 @@ fn fault(error: RegistryError) -> Fault {
     match error {
         RegistryError::Busy { what, retry_after } => Fault::busy(what, retry_after),
         RegistryError::Timeout { .. } => Fault::new(Code::Timeout, words),
-        RegistryError::NotFound { .. } | RegistryError::Lagging { .. } => Fault::new(Code::NotFound, words),
+        RegistryError::NotFound { .. } | RegistryError::Lagging { .. } | RegistryError::NoSnapshot { .. } => {
+            Fault::new(Code::NotFound, words)
+        }
         RegistryError::ChainMismatch { .. } | RegistryError::Refused(_) | RegistryError::ReadOnly => {
             Fault::new(Code::Conflict, words)
         }
@@ -277,6 +288,100 @@ async fn entries(registry: &Registry, request: &Request) -> Result<Bytes, Fault>
     Ok(cbor.into_writer().into())
 }
 
+/// Which snapshot there is, if it is not said which is wanted; or bytes of a part of it from an offset on.
+async fn snapshot(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
+    let (mut version, mut part, mut offset) = (None, None, None);
+    let read = read_only_map(request.body(), |key, cbor| {
+        match key {
+            0 => version = Some(cbor.u64()?),
+            1 => part = Some(cbor.u32()?),
+            2 => offset = Some(cbor.u64()?),
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    });
+    read.map_err(|_| Fault::bad_request("a version, a part and an offset are wanted, or nothing"))?;
+    let mut cbor = Encoder::new(Vec::new());
+    let written: Result<(), minicbor::encode::Error<_>> = match version {
+        None => {
+            let offer = registry.snapshot(request.deadline()).await.map_err(fault)?;
+            let SnapshotOffer { version, parts } = offer.unwrap_or(SnapshotOffer { version: 0, parts: 0 });
+            let mut write = || cbor.map(2)?.u64(0)?.u64(version)?.u64(1)?.u32(parts)?.ok();
+            write()
+        }
+        Some(version) => {
+            let found = registry.snapshot_part(version, part.unwrap_or(0), request.deadline()).await;
+            let bytes = found.map_err(fault)?;
+            let from = usize::try_from(offset.unwrap_or(0)).unwrap_or(usize::MAX).min(bytes.len());
+            let some = &bytes[from..bytes.len().min(from + ANSWER_BYTES)];
+            let mut write = || cbor.map(2)?.u64(2)?.u64(bytes.len() as u64)?.u64(3)?.bytes(some)?.ok();
+            write()
+        }
+    };
+    written.expect("writing to memory does not fail");
+    Ok(cbor.into_writer().into())
+}
+
+/// What is asked about a snapshot: which, which part, from where on.
+fn write_snapshot_question(version: u64, part: u32, offset: u64) -> Bytes {
+    let mut cbor = Encoder::new(Vec::with_capacity(32));
+    let mut write = || cbor.map(3)?.u64(0)?.u64(version)?.u64(1)?.u32(part)?.u64(2)?.u64(offset)?.ok();
+    let written: Result<(), minicbor::encode::Error<_>> = write();
+    written.expect("writing to memory does not fail");
+    cbor.into_writer().into()
+}
+
+fn read_offer(body: &Bytes) -> Result<Option<SnapshotOffer>, SourceError> {
+    let (mut version, mut parts) = (None, None);
+    let read = read_only_map(body, |key, cbor| {
+        match key {
+            0 => version = Some(cbor.u64()?),
+            1 => parts = Some(cbor.u32()?),
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    });
+    let offer = read.and_then(|()| Ok((required(version, 0)?, required(parts, 1)?)));
+    let (version, parts) = offer.map_err(|_| malformed("a snapshot"))?;
+    Ok((version > 0).then_some(SnapshotOffer { version, parts }))
+}
+
+/// How long the part is, and bytes of it.
+fn read_piece(body: &Bytes) -> Result<(usize, Bytes), SourceError> {
+    let (mut total, mut piece) = (None, None);
+    let read = read_only_map(body, |key, cbor| {
+        match key {
+            2 => total = Some(cbor.u64()?),
+            3 => piece = Some(body.slice_ref(read_bytes(cbor, ("snapshot", ANSWER_BYTES))?)),
+            _ => return Ok(false),
+        }
+        Ok::<bool, CborFault>(true)
+    });
+    let found = read.and_then(|()| Ok((required(total, 2)?, required(piece, 3)?)));
+    let (total, piece) = found.map_err(|_| malformed("a part of a snapshot"))?;
+    let total = usize::try_from(total).ok().filter(|total| *total <= PART_BYTES_MAX);
+    Ok((total.ok_or_else(|| malformed("a part of a snapshot"))?, piece))
+}
+
+/// The head; with a body the last one that witnesses have signed.
+fn checkpoint(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
+    if request.body().is_empty() {
+        return Ok(registry.checkpoint().to_string().into());
+    }
+    let mut cosigned = None;
+    let read = read_only_map(request.body(), |key, cbor| {
+        if key == 0 {
+            cosigned = Some(cbor.u64()?);
+        }
+        Ok::<bool, CborFault>(key == 0)
+    });
+    if read.is_err() || cosigned != Some(1) {
+        return Err(Fault::bad_request("nothing is wanted, or that it was cosigned"));
+    }
+    let none = || Fault::new(Code::NotFound, "no witness has signed a head yet");
+    registry.cosigned().map(|note| note.to_string().into()).ok_or_else(none)
+}
+
 fn consistency(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
     let (old, new) = read_pair(request.body())?;
     let proof = registry.prove_consistency(old, new).map_err(fault)?;
@@ -287,9 +392,11 @@ fn consistency(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
 async fn news(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
     let (after, _) = read_pair(request.body())?;
     let patience = request.deadline().remaining().saturating_sub(NEWS_MARGIN);
-    let mut updates = registry.updates(after.saturating_add(1));
-    // Whatever comes, the head says more.
-    let _ = Deadline::after(patience).limit("news", updates.next()).await;
+    // Who is behind is not read to from the log: whatever is there, the head says more.
+    if registry.head().version <= after {
+        let mut updates = registry.updates(after.saturating_add(1));
+        let _ = Deadline::after(patience).limit("news", updates.next()).await;
+    }
     Ok(registry.checkpoint().to_string().into())
 }
 
@@ -338,9 +445,17 @@ pub struct PeerSource {
     links: Links,
     peer: NodeId,
     addrs: Vec<SocketAddr>,
+    cosigned: bool,
 }
 
 impl PeerSource {
+    /// Asks for heads that witnesses have signed, which may be older: for a [`LogTrust`](crate::LogTrust) that wants some.
+    #[must_use]
+    pub fn cosigned(mut self) -> Self {
+        self.cosigned = true;
+        self
+    }
+
     async fn ask(&self, method: Method, body: Bytes, deadline: Deadline) -> Result<Bytes, SourceError> {
         let answer = self.links.ask((self.peer, &self.addrs), method, body, deadline).await;
         answer.map_err(|error| match error {
@@ -388,7 +503,9 @@ fn read_hashes(body: &Bytes) -> Result<Vec<TreeHash>, SourceError> {
 impl Source for PeerSource {
     fn checkpoint(&self, deadline: Deadline) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move {
-            let note = self.ask(CHECKPOINT, Bytes::new(), deadline).await?;
+            // A map with the one key there is.
+            let question = if self.cosigned { &[0xa1, 0x00, 0x01][..] } else { &[] };
+            let note = self.ask(CHECKPOINT, Bytes::from_static(question), deadline).await?;
             if note.len() > NOTE_BYTES_MAX { Err(malformed("a checkpoint")) } else { Ok(note) }
         })
     }
@@ -411,6 +528,33 @@ impl Source for PeerSource {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>> {
         Box::pin(async move { read_hashes(&self.ask(CONSISTENCY, write_pair(old, new), deadline).await?) })
+    }
+
+    fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<SnapshotOffer>, SourceError>> {
+        Box::pin(async move { read_offer(&self.ask(SNAPSHOT, Bytes::from_static(&[0xa0]), deadline).await?) })
+    }
+
+    fn snapshot_part(
+        &self,
+        version: u64,
+        part: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        Box::pin(async move {
+            let mut whole: Vec<u8> = Vec::new();
+            loop {
+                let question = write_snapshot_question(version, part, whole.len() as u64);
+                let (total, piece) = read_piece(&self.ask(SNAPSHOT, question, deadline).await?)?;
+                let is_more = !piece.is_empty() && whole.len() + piece.len() <= total;
+                if !is_more && whole.len() < total {
+                    return Err(malformed("a part of a snapshot"));
+                }
+                whole.extend_from_slice(&piece);
+                if whole.len() >= total {
+                    return Ok(whole.into());
+                }
+            }
+        })
     }
 
     fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {

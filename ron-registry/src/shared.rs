@@ -3,7 +3,11 @@
 //! The committer alone changes it. Readers take the view as it is and never wait for anybody; tiles are shared, so that a
 //! proof holds the lock of the tree for one tile at a time.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot, Spawner};
@@ -13,13 +17,13 @@ use crate::{
     follow::Evidence,
     index::Contents,
     logic::{
-        checkpoint::{Checkpoint, LogTrust},
+        checkpoint::{Checkpoint, CheckpointError, LogTrust, add_cosignatures},
         entry::Entry,
         merkle::TreeHash,
         note::{Note, NoteSigner},
         proposal::{Action, Name, ProposalId},
         state::{Signatures, State},
-        tiles::{TILE_WIDTH, Tile, TileSource, Tree},
+        tiles::{Prover, TILE_WIDTH, Tile, TileSource, Tree},
     },
     memo::Memo,
     metrics::HEAD_VERSION,
@@ -134,6 +138,9 @@ pub struct Opened {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) view: Snapshot<View>,
+    /// The version that the committer has decided up to, which may be more than is durable, and may still come to nothing.
+    /// Only good for telling who need not hurry.
+    pub(crate) decided: AtomicU64,
     pub(crate) tree: Lock<Tree>,
     pub(crate) marks: Lock<Marks>,
     pub(crate) store: Arc<dyn LogStore>,
@@ -142,6 +149,8 @@ pub(crate) struct Shared {
     pub(crate) trust: LogTrust,
     pub(crate) committed: Feed<RegistryUpdated>,
     pub(crate) contents: Contents,
+    /// Whether witnesses are asked from here.
+    pub(crate) is_witnessed: bool,
     /// The last checkpoint that witnesses have signed, and its size.
     pub(crate) cosigned: Snapshot<Option<(u64, Arc<Note>)>>,
     /// How far the verifier has come in this pass.
@@ -182,16 +191,29 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) verified: u64,
+    pub(crate) is_witnessed: bool,
     pub(crate) spawner: Spawner,
 }
 
 impl Shared {
     pub(crate) fn new(parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { loaded, store, signer, trust, committed, settings, clock, verified, spawner } = parts;
+        let Parts {
+            loaded,
+            store,
+            signer,
+            trust,
+            committed,
+            settings,
+            clock,
+            verified,
+            is_witnessed,
+            spawner,
+        } = parts;
         let Loaded { view, tree, marks, opened, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
         Shared {
+            decided: AtomicU64::new(view.state.head().version),
             view: Snapshot::new(view),
             tree: Lock::new(TREE, tree, metrics),
             marks: Lock::new(MARKS, marks, metrics),
@@ -200,6 +222,7 @@ impl Shared {
             trust,
             committed,
             contents: Contents::new(metrics),
+            is_witnessed,
             cosigned: Snapshot::new(None),
             verified: Snapshot::new(verified),
             evidence: Snapshot::new(Vec::new()),
@@ -216,7 +239,57 @@ impl Shared {
     /// proof for them that the log has only grown.
     pub(crate) fn prunable_below(&self) -> u64 {
         let head = self.view.load().state.head().version;
-        (*self.cosigned.load()).as_ref().map_or(head, |(size, _)| head.min(*size))
+        // Before the first answer of a witness nobody knows what it has seen.
+        let unseen = if self.is_witnessed { 0 } else { head };
+        (*self.cosigned.load()).as_ref().map_or(unseen, |(size, _)| head.min(*size))
+    }
+
+    pub(crate) fn prove_consistency(
+        &self,
+        old_size: u64,
+        new_size: u64,
+    ) -> Result<Vec<TreeHash>, RegistryError> {
+        let head = self.view.load().state.head().version;
+        if new_size > head {
+            return Err(RegistryError::NotFound { head });
+        }
+        Ok(Prover::new(&SharedTiles(self), new_size).consistency(old_size)?)
+    }
+
+    /// Keeps what witnesses answered to a checkpoint, if it is of this log and none that they have signed is newer. Says
+    /// how many signatures that brought.
+    pub(crate) fn add_cosignatures(
+        &self,
+        checkpoint: &Note,
+        answer: &str,
+        trust: &LogTrust,
+    ) -> Result<usize, CheckpointError> {
+        let said = self.trust.open(checkpoint)?;
+        let is_shown = said.size <= self.view.load().state.head().version
+            && Prover::new(&SharedTiles(self), said.size).root()? == said.root;
+        if !is_shown {
+            return Err(CheckpointError::Malformed { what: "a checkpoint that this log never had" });
+        }
+        let mut fresh = checkpoint.clone();
+        let mut added = add_cosignatures(&mut fresh, answer, trust)?;
+        if added == 0 {
+            return Ok(0);
+        }
+        self.cosigned.update(|before| match before {
+            Some((size, note)) if *size == said.size => {
+                let mut note = (**note).clone();
+                let known = note.signatures().len();
+                // As many as there is room for.
+                for signature in fresh.signatures() {
+                    let _ = note.add(signature.clone());
+                }
+                added = note.signatures().len() - known;
+                Some((said.size, Arc::new(note)))
+            }
+            Some((size, _)) if *size > said.size => before.clone(),
+            _ => Some((said.size, Arc::new(fresh))),
+        });
+        Ok(added)
     }
 
     /// Shows what has become durable, and tells everybody. `leaves` are the hashes of the entries, made before the lock is
@@ -326,7 +399,7 @@ pub(crate) async fn beginning(
 /// Reads a log through, checks that it is what its last signed head says, and that it has not lost what was `seen`.
 ///
 /// A follower that was stopped on its way to a head has entries that no head ends with. They are not to be shown before it
-/// has the rest, and are given beside what is.
+/// has the rest, and are given beside what is: the log as it was shown before.
 pub(crate) async fn load(
     store: &dyn LogStore,
     spawner: &Spawner,
@@ -393,6 +466,21 @@ async fn load_from(
     }
     // Where it ends first: what another committer appends meanwhile has a later checkpoint.
     let tail = store.tail(deadline()).await?;
+    let (goal, shown) = tail.checkpoint.map_or((None, None), |bytes| {
+        let (goal, shown) = stored_heads(&bytes);
+        (Some(goal), shown)
+    });
+    // What a follower has shown before it went on its way; nothing else has two heads.
+    let shown = shown.and_then(|bytes| Note::parse(&bytes).ok());
+    let shown = shown.and_then(|note| Some((trust.open(&note).ok()?, Arc::new(note))));
+    let as_shown = |state: &State, tree: &Tree, marks: &Marks, last: &Option<Entry>, opened: Opened| {
+        let (said, note) = shown.as_ref()?;
+        let is_it = said.size == tree.size() && said.root == tree.root();
+        let view = || View { state: state.clone(), last: last.clone(), checkpoint: Arc::clone(note) };
+        let (tree, marks, recent) = (tree.clone(), marks.clone(), VecDeque::new());
+        is_it.then(|| Loaded { view: view(), tree, marks, recent, opened })
+    };
+    let mut before = as_shown(&state, &tree, &marks, &last, opened);
     while state.head().version < tail.version {
         let version = state.head().version + 1;
         let max = READ_MAX.min(usize::try_from(tail.version + 1 - version).unwrap_or(READ_MAX));
@@ -413,18 +501,29 @@ async fn load_from(
             recent.push_back((entry.proposal().id(), version));
             last = Some(entry);
             opened.read += 1;
+            if shown.as_ref().is_some_and(|(said, _)| said.size == version) {
+                before = as_shown(&state, &tree, &marks, &last, opened);
+            }
             if version % YIELDS == 0 {
                 tokio::task::yield_now().await;
             }
         }
     }
+    // Also of one that is on its way to a head: what it has is what it goes on from.
+    if let Some(seen) = seen {
+        goes_on_from(&tree, seen)?;
+    }
     let found = Checkpoint { origin: origin.to_owned(), size: tree.size(), root: tree.root() };
-    let checkpoint = match tail.checkpoint {
+    let checkpoint = match goal {
         Some(bytes) => {
             let note = Note::parse(&bytes).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
             let said = trust.open(&note).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
             let is_on_its_way = signer.is_none() && said.size > found.size;
             if is_on_its_way {
+                if let Some(before) = before {
+                    let view = View { state, last, checkpoint: Arc::new(note) };
+                    return Ok((before, Some(Loaded { view, tree, marks, recent, opened })));
+                }
                 let start = Checkpoint { origin: origin.to_owned(), size: 0, root: Tree::new().root() };
                 let unsigned = Note::new(start.text()).map_err(|error| untrusted(error.to_string()))?;
                 let view = View { state, last, checkpoint: Arc::new(note) };
@@ -446,19 +545,36 @@ async fn load_from(
         },
         None => return Err(untrusted("it has no checkpoint".to_owned())),
     };
-    if let Some(seen) = seen {
-        let root = crate::logic::tiles::Prover::new(&tree, seen.size.min(tree.size())).root();
-        // Whoever can make another log can prune it as well, so that it cannot be compared is no excuse.
-        if let Err(error) = root {
-            let size = seen.size;
-            return Err(untrusted(format!(
-                "it was pruned beyond the {size} entries that were seen: {error}"
-            )));
-        }
-        if seen.size > tree.size() || root != Ok(seen.root) {
-            return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));
-        }
-    }
     let view = View { state, last, checkpoint: Arc::new(checkpoint) };
     Ok((Loaded { view, tree, marks, recent, opened }, None))
+}
+
+/// What stands between two heads in a store. No note has it in it.
+const BETWEEN: u8 = 0;
+
+/// How a follower keeps the head that it is on its way to, and the last one that it has shown.
+pub(crate) fn store_heads(goal: &Note, shown: &Note) -> Bytes {
+    [goal.to_string().as_bytes(), &[BETWEEN], shown.to_string().as_bytes()].concat().into()
+}
+
+/// The head that a log in a store ends with or is on its way to, and in the latter case the last one that was shown.
+pub(crate) fn stored_heads(bytes: &Bytes) -> (Bytes, Option<Bytes>) {
+    match bytes.iter().position(|byte| *byte == BETWEEN) {
+        Some(at) => (bytes.slice(..at), Some(bytes.slice(at + 1..))),
+        None => (bytes.clone(), None),
+    }
+}
+
+/// Whether a log is a continuation of the one that was `seen`.
+fn goes_on_from(tree: &Tree, seen: &Checkpoint) -> Result<(), RegistryError> {
+    let root = Prover::new(tree, seen.size.min(tree.size())).root();
+    // Whoever can make another log can prune it as well, so that it cannot be compared is no excuse.
+    if let Err(error) = root {
+        let size = seen.size;
+        return Err(untrusted(format!("it was pruned beyond the {size} entries that were seen: {error}")));
+    }
+    if seen.size > tree.size() || root != Ok(seen.root) {
+        return Err(untrusted(format!("it is not the log of {} entries that was seen", seen.size)));
+    }
+    Ok(())
 }

@@ -78,6 +78,17 @@ pub struct StoredSnapshot {
     pub parts: Vec<Bytes>,
 }
 
+/// One part of the snapshot that a store keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPart {
+    /// The last entry that the snapshot covers.
+    pub version: u64,
+    /// How many parts it has.
+    pub parts: u32,
+    /// The bytes of this one.
+    pub bytes: Bytes,
+}
+
 /// What makes the next opening of a log quick, as the store keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredMemo {
@@ -197,6 +208,32 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
     /// The newest snapshot that was kept whole.
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>>;
 
+    /// One part of it, for who passes it on piece by piece; nothing if there is no snapshot, or no such part.
+    fn snapshot_part(
+        &self,
+        part: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Option<StoredPart>, StoreError>> {
+        Box::pin(async move {
+            let Some(StoredSnapshot { version, parts }) = self.snapshot(deadline).await? else {
+                return Ok(None);
+            };
+            let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+            let found = usize::try_from(part).ok().and_then(|part| parts.into_iter().nth(part));
+            Ok(found.map(|bytes| StoredPart { version, parts: count, bytes }))
+        })
+    }
+
+    /// Begins a log that has nothing yet behind a snapshot of another's, with the block that follows the snapshot: durably
+    /// when it answers [`Appended::Yes`], and as good as nothing otherwise. A log that has something conflicts. Dropping the
+    /// future leaves the outcome unknown.
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>>;
+
     /// Keeps what makes the next opening quick, in place of what was kept before. It is a cache, and may be lost; an engine
     /// without a place for it keeps nothing.
     fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -265,6 +302,33 @@ pub async fn append(
             return Err(unknown.clone());
         }
     }
+}
+
+/// [`LogStore::begin`] that knows the outcome, as far as reading back tells it.
+///
+/// # Errors
+/// Those of the store.
+pub async fn begin(
+    store: &dyn LogStore,
+    snapshot: StoredSnapshot,
+    block: &Block,
+    deadline: Deadline,
+) -> Result<Appended, StoreError> {
+    let after = snapshot.version;
+    let begun = store.begin(snapshot, block.clone(), deadline).await;
+    // It may be an earlier attempt that it conflicts with.
+    let is_doubtful = match &begun {
+        Ok(Appended::Yes) => false,
+        Ok(Appended::Conflict { .. }) => true,
+        Err(error) => error.is_unknown(),
+    };
+    if is_doubtful && look(store, after, block, deadline).await == Some(Appended::Yes) {
+        let kept = store.snapshot_part(0, deadline).await?;
+        if kept.is_some_and(|kept| kept.version == after) {
+            return Ok(Appended::Yes);
+        }
+    }
+    begun
 }
 
 /// Whether the entries of `block` stand behind `after`, others do, or none.

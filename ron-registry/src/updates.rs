@@ -20,14 +20,19 @@ const READING: Duration = Duration::from_secs(30);
 pub struct Updates {
     shared: Arc<Shared>,
     next: u64,
+    /// Up to here it is read from the log: what was there before, and what the feed has lost since. What is behind it comes
+    /// from the feed, also while the head is far ahead: reading back what is in memory would cost more than committing it.
+    behind: u64,
     live: Subscriber<RegistryUpdated>,
     ahead: VecDeque<RegistryUpdated>,
 }
 
 impl Updates {
     pub(crate) fn new(shared: &Arc<Shared>, from: u64) -> Self {
+        // In this order: whatever is not shown yet is still to be published.
         let live = shared.committed.subscribe();
-        Updates { shared: Arc::clone(shared), next: from.max(1), live, ahead: VecDeque::new() }
+        let behind = shared.view.load().state.head().version;
+        Updates { shared: Arc::clone(shared), next: from.max(1), behind, live, ahead: VecDeque::new() }
     }
 
     /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
@@ -40,7 +45,7 @@ impl Updates {
                 self.next = update.version + 1;
                 return Some(Ok(update));
             }
-            if self.shared.view.load().state.head().version >= self.next {
+            if self.behind >= self.next {
                 // What the feed has of these comes from the log as well, so it is passed over below.
                 if let Err(error) = self.read().await {
                     return Some(Err(error));
@@ -52,8 +57,9 @@ impl Updates {
                     self.next += 1;
                     return Some(Ok(update));
                 }
-                // Older ones were read already; after a loss, or a leap, the log has what is missing.
-                Event::Item(_) | Event::Missed(_) => {}
+                // After a loss, or a leap, the log has what is missing; older ones were read already.
+                Event::Item(update) => self.behind = self.behind.max(update.version),
+                Event::Missed(_) => self.behind = self.head(),
             }
         }
     }
@@ -62,11 +68,17 @@ impl Updates {
     pub fn skip_to(&mut self, version: u64) {
         self.ahead.clear();
         self.next = version.max(1);
+        self.behind = self.head();
+    }
+
+    /// Everything up to here is shown, and can be read.
+    fn head(&self) -> u64 {
+        self.shared.view.load().state.head().version
     }
 
     async fn read(&mut self) -> Result<(), RegistryError> {
         let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
-        let head = self.shared.view.load().state.head().version;
+        let head = self.head();
         let untrusted = |version, what: &dyn fmt::Display| RegistryError::Untrusted {
             message: format!("version {version}: {what}"),
         };

@@ -31,7 +31,7 @@ use crate::{
         tiles::{Prover, TILE_WIDTH, Tree},
     },
     metrics::{PRUNED_BYTES, RETENTION_SKIPPED, STORAGE_BACKOFF, VERIFIED_VERSION},
-    shared::{Marks, RegistryUpdated, Shared, SharedTiles, View, beginning},
+    shared::{Marks, RegistryUpdated, Shared, SharedTiles, View, beginning, stored_heads},
     store::{BoxFuture, StoreError, StoredSnapshot},
     updates::Updates,
 };
@@ -386,7 +386,7 @@ async fn verify_slice(
     }
     // And the one that is stored: a restart goes by it.
     if let Some(bytes) = shared.store.tail(Deadline::after(STEP)).await?.checkpoint {
-        let stored = Note::parse(&bytes).map_err(|error| error.to_string());
+        let stored = Note::parse(&stored_heads(&bytes).0).map_err(|error| error.to_string());
         let stored = stored.and_then(|note| shared.trust.open(&note).map_err(|error| error.to_string()));
         let stored = stored.map_err(|error| RegistryError::Untrusted {
             message: format!("the checkpoint that is stored: {error}"),

@@ -1,14 +1,14 @@
-//! What a request says: parameters, which form of an answer it wants, and the bytes in its body.
+//! What a request says: numbers, and the bytes in its body.
 
 use std::time::Duration;
 
 use axum::extract::Request;
 use bytes::Bytes;
 use data_encoding::BASE64;
-use http::{HeaderMap, StatusCode, header};
+use http::{StatusCode, header};
 use ron_core::{
     Deadline,
-    http::{Json, Problem, collect},
+    http::{Json, Problem, Query, collect},
 };
 
 use crate::{
@@ -26,39 +26,23 @@ pub(super) fn deadline(request: &Request) -> Deadline {
     request.extensions().get::<Deadline>().copied().unwrap_or_else(|| Deadline::after(DEADLINE))
 }
 
-/// The parameters of a request, all numbers, each at most once and none that is not known.
+/// The parameters of a request, all numbers.
 pub(super) fn numbers<const N: usize>(
     request: &Request,
     known: [&'static str; N],
 ) -> Result<[Option<u64>; N], Problem> {
+    let query = Query::of(request, &known)?;
     let mut found = [None; N];
-    for part in request.uri().query().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        let Some(at) = known.iter().position(|known| *known == name) else {
-            return Err(bad(format!("there is no parameter {name:?} here; there are {known:?}")));
-        };
-        if found[at].is_some() {
-            return Err(bad(format!("{name} is there twice")));
-        }
-        let is_digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-        let number = value.parse().ok().filter(|_| is_digits);
-        found[at] = Some(number.ok_or_else(|| bad(format!("{name} is a number")))?);
+    for (found, name) in found.iter_mut().zip(known) {
+        *found = query.number(name)?;
     }
     Ok(found)
 }
 
-pub(super) fn bad(detail: String) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "bad_query", "a parameter is not what it should be").detail(detail)
-}
-
-/// Whether the client asks for this type by name.
-pub(super) fn wants(headers: &HeaderMap, kind: &str) -> bool {
-    let lines = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    lines.flat_map(|line| line.split(',')).any(|range| {
-        let mut parts = range.split(';').map(str::trim);
-        parts.next().is_some_and(|name| name.eq_ignore_ascii_case(kind))
-            && !parts.any(|part| matches!(part, "q=0" | "q=0.0"))
-    })
+/// Digits, and nothing else.
+pub(super) fn number(text: &str) -> Option<u64> {
+    let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_digits.then(|| text.parse().ok()).flatten()
 }
 
 fn is_cbor(request: &Request) -> bool {
@@ -144,20 +128,6 @@ mod tests {
         ] {
             let problem = ask(uri).unwrap_err();
             assert!(format!("{problem:?}").contains(why), "{uri}: {problem:?}");
-        }
-    }
-
-    #[test]
-    fn a_form_is_asked_for_by_name() {
-        for (accept, wanted) in [
-            ("application/cbor", true),
-            ("text/html, Application/CBOR;q=0.5", true),
-            ("application/cbor;q=0", false),
-            ("*/*", false),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::ACCEPT, http::HeaderValue::from_static(accept));
-            assert_eq!(wants(&headers, CBOR), wanted, "{accept}");
         }
     }
 }

@@ -5,15 +5,16 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderValue, StatusCode, header};
-use ron_core::http::{Json, Problem};
+use ron_core::http::{Json, Problem, Query};
 
 use super::{
-    asking::{approving, deadline, founding, numbers, submission},
+    asking::{approving, deadline, founding, number, numbers, submission},
+    reading::{ANSWER_BYTES_MAX, LIMIT, LIMIT_MAX},
     refusal::{form, problem},
 };
 use crate::{
-    FormError, Outcome, ProposalId, Refused, Registry,
-    json::{OutcomeBody, PendingBody},
+    FormError, Outcome, PendingProposal, ProposalId, Refused, Registry,
+    json::{OutcomeBody, PendingBody, WaitingBody},
 };
 
 /// 201 with where the entry is, or 202 with where the proposal waits; links are relative to the place of the request.
@@ -78,13 +79,40 @@ pub(super) async fn supersede(
     Ok(told(&registry.submit(proposal, approvals, deadline).await.map_err(problem)?))
 }
 
+/// Where a proposal stands among those that wait: by when it expires, and its id.
+type Place = (u64, ProposalId);
+
+fn place(pending: &PendingProposal) -> Place {
+    (pending.proposal.expires(), pending.proposal.id())
+}
+
+/// Some of what waits. Together that may be as much as memory is set aside for it, so an answer is a page.
 pub(super) async fn pending(
     State(registry): State<Registry>,
     request: Request,
-) -> Result<Json<Vec<PendingBody>>, Problem> {
-    numbers(&request, [])?;
-    let pending = registry.pending(deadline(&request)).await.map_err(problem)?;
-    Ok(Json(pending.iter().map(PendingBody::from).collect()))
+) -> Result<Json<WaitingBody>, Problem> {
+    let query = Query::of(&request, &["after", "limit"])?;
+    let after = query.get("after").map(|text| {
+        let place = text.split_once('-').and_then(|(at, id)| Some((number(at)?, id.parse().ok()?)));
+        place.ok_or_else(|| Query::refusal("after is what next was in the answer before"))
+    });
+    let after: Option<Place> = after.transpose()?;
+    let limit = query.number("limit")?.unwrap_or(LIMIT).clamp(1, LIMIT_MAX) as usize;
+    let waiting = registry.pending(deadline(&request)).await.map_err(problem)?;
+    // They are in this order already.
+    let from = waiting.partition_point(|one| after.is_some_and(|after| place(one) <= after));
+    let mut bytes = 0;
+    let fits = |one: &&PendingProposal| {
+        let is_first = bytes == 0;
+        bytes += one.proposal.encoded().len();
+        is_first || bytes <= ANSWER_BYTES_MAX
+    };
+    let page: Vec<&PendingProposal> = waiting[from..].iter().take(limit).take_while(fits).collect();
+    let next = page.last().filter(|_| from + page.len() < waiting.len()).map(|last| {
+        let (at, id) = place(last);
+        format!("{at}-{id}")
+    });
+    Ok(Json(WaitingBody { proposals: page.into_iter().map(PendingBody::from).collect(), next }))
 }
 
 pub(super) async fn pending_one(

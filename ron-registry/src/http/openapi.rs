@@ -57,7 +57,7 @@ pub fn document() -> Value {
             ])},
             "/proofs/{version}": {
                 "parameters": [path("version", "A number from 1 on")],
-                "get": op("A tlog-proof file: that an entry is in the log", &[], None, &[
+                "get": op("A tlog-proof file: that an entry is in the log", &[cosigned()], None, &[
                     (200, "It", json!({"text/plain; charset=utf-8": {}})),
                     (400, "This is no version", problem()),
                     (404, "It is not there yet", problem()),
@@ -71,9 +71,21 @@ pub fn document() -> Value {
                     (404, "There are not so many", problem()),
                     (410, "What it takes was pruned", problem()),
                 ])},
-            "/checkpoint": {"get": op("The signed head, as C2SP tlog-tiles has it", &[], None, &[
+            "/checkpoint": {"get": op("The signed head, as C2SP tlog-tiles has it", &[cosigned()], None, &[
                 (200, "It", json!({"text/plain; charset=utf-8": {}})), (304, "The client has it already", json!({})),
+                (404, "No witness has signed one yet", problem()),
             ])},
+            "/snapshot": {"get": op("Which snapshot stands for what was pruned", &[], None, &[
+                (200, "It", json_of("Snapshot")), (404, "Nothing was pruned", problem()),
+            ])},
+            "/snapshot/{version}/{part}": {
+                "parameters": [path("version", "The one that there is"), path("part", "A number from 0 on")],
+                "get": op("A part of a snapshot, with what it takes to check it", &[], None, &[
+                    (200, "It", json!({CBOR: {}})),
+                    (400, "This is no part of a snapshot", problem()),
+                    (404, "There is another snapshot by now, or none", problem()),
+                ]),
+            },
             "/tile/{path}": {
                 "parameters": [path("path", "Level and index, as C2SP tlog-tiles has it")],
                 "get": op("A tile of the tree, or a bundle of entries", &[], None, &[
@@ -95,8 +107,11 @@ pub fn document() -> Value {
             "/openapi.json": {"get": op("This document", &[], None, &[(200, "It", json!({"application/json": {}}))])},
             "/found": {"post": guarded(op("Begins the log", &[], Some(body("Found")), &deciding()))},
             "/proposals": {
-                "get": guarded(op("What waits for approvals", &[], None, &[
-                    (200, "These", json!({"application/json": {"schema": {"type": "array", "items": {"$ref": "#/components/schemas/Pending"}}}})),
+                "get": guarded(op("What waits for approvals, what expires first first", &[
+                    json!({"name": "after", "in": "query", "schema": {"type": "string"}, "description": "What next was in the answer before"}),
+                    query("limit", "How many, 64 if it is not said and 1024 at most"),
+                ], None, &[
+                    (200, "These", json_of("Waiting")),
                     (409, "This node follows another one", problem()),
                 ])),
                 "post": guarded(op("Proposes", &[], Some(body("Submit")), &deciding())),
@@ -119,6 +134,10 @@ pub fn document() -> Value {
             "schemas": schemas(),
         },
     })
+}
+
+fn cosigned() -> Value {
+    query("cosigned", "1 for what witnesses have signed, which may be older")
 }
 
 fn deciding() -> [(u16, &'static str, Value); 9] {
@@ -173,9 +192,11 @@ fn schemas() -> Value {
         "Pending": record(&[
             ("proposal", &of("Proposal")), ("approvals", &list(of("Approval"))), ("missing", &words),
         ], &[]),
+        "Waiting": record(&[("proposals", &list(of("Pending")))], &[("next", &text)]),
         "Name": record(&[("name", &text), ("proof", &text), ("entry", &text), ("inclusion", &text)], &[
             ("version", &number), ("proposal", &text), ("b3", &text),
         ]),
+        "Snapshot": record(&[("version", &number), ("parts", &number)], &[]),
         "Consistency": record(&[("old", &number), ("new", &number), ("hashes", &words)], &[]),
         "Submit": record(&[("proposal", &text)], &[("approvals", &words)]),
         "Approve": record(&[("approval", &text)], &[]),

@@ -1,5 +1,7 @@
 //! What is in the log, and the proofs of it. Whatever has a version never changes, and caches may keep it for ever.
 
+use std::sync::Arc;
+
 use axum::{
     body::Body,
     extract::{Path, Request, State, rejection::PathRejection},
@@ -10,28 +12,29 @@ use data_encoding::BASE64;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use ron_core::{
     ContentId, Snapshot,
-    http::{Json, Problem},
+    http::{Json, Problem, Query, accepts},
 };
 
 use super::{
     CBOR, JSON, OCTETS,
-    asking::{bad, deadline, numbers, wants},
+    asking::{deadline, number, numbers},
     refusal::problem,
 };
 use crate::{
-    Entry, Head, Name, Registry, RegistryError, Tile,
+    Entry, Head, Name, Registry, RegistryError, SnapshotOffer, Tile,
     json::{
-        ConsistencyBody, EntriesBody, EntryBody, HeadBody, NameBody, PolicyBody, PolicyInForce, VersionsBody,
+        ConsistencyBody, EntriesBody, EntryBody, HeadBody, NameBody, PolicyBody, PolicyInForce, SnapshotBody,
+        VersionsBody,
     },
     logic::tiles::write_bundle,
 };
 
 /// Entries in one answer, if the request does not say and at most.
-const LIMIT: u64 = 64;
-const LIMIT_MAX: u64 = 1024;
+pub(super) const LIMIT: u64 = 64;
+pub(super) const LIMIT_MAX: u64 = 1024;
 
 /// Bytes of entries in one answer; the first is in it whatever its size.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+pub(super) const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
@@ -39,7 +42,7 @@ const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
 type TextPath = Result<Path<String>, PathRejection>;
 
 fn text(path: TextPath) -> Result<String, Problem> {
-    path.map(|Path(text)| text).map_err(|_| bad("the path is not text".to_owned()))
+    path.map(|Path(text)| text).map_err(|_| Query::refusal("the path is not text"))
 }
 
 fn version(path: TextPath) -> Result<u64, Problem> {
@@ -64,19 +67,23 @@ fn cached(mut response: Response, caching: HeaderValue) -> Response {
     response
 }
 
+fn tag(digits: &str) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{digits}\"")).expect("hex digits are a header value")
+}
+
 /// The answer, or that the client has it: what changes is asked about often.
-fn tagged(headers: &HeaderMap, tag: &str, answer: impl FnOnce() -> Response) -> Response {
+fn tagged(headers: &HeaderMap, tag: &HeaderValue, answer: impl FnOnce() -> Response) -> Response {
     let has_it = headers.get_all(header::IF_NONE_MATCH).iter().any(|line| {
         let tags =
             line.to_str().unwrap_or_default().split(',').map(|tag| tag.trim().trim_start_matches("W/"));
-        tags.into_iter().any(|known| known == tag || known == "*")
+        tags.into_iter().any(|known| known.as_bytes() == tag.as_bytes() || known == "*")
     });
     let mut response = match has_it {
         true => StatusCode::NOT_MODIFIED.into_response(),
         false => answer(),
     };
     let headers = response.headers_mut();
-    headers.insert(header::ETAG, HeaderValue::try_from(tag).expect("hex digits are a header value"));
+    headers.insert(header::ETAG, tag.clone());
     headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
     response
 }
@@ -86,27 +93,29 @@ fn tagged(headers: &HeaderMap, tag: &str, answer: impl FnOnce() -> Response) -> 
 pub(super) struct HeadWords {
     head: Head,
     first: u64,
-    tag: String,
+    tag: HeaderValue,
     words: Bytes,
 }
 
 impl HeadWords {
     fn of(registry: &Registry) -> Self {
-        let (status, checkpoint) = (registry.status(), registry.checkpoint());
+        // All of it of one moment: a checkpoint is of the version beside it.
+        let (view, first) = (registry.view(), registry.first());
+        let head = view.state.head();
         let body = HeadBody {
             origin: registry.origin().to_owned(),
             log_key: registry.log_key().to_string(),
-            version: status.head.version,
-            hash: status.head.hash.to_string(),
-            first: status.first,
-            epoch: status.epoch,
-            names: status.names as u64,
+            version: head.version,
+            hash: head.hash.to_string(),
+            first,
+            epoch: view.state.epoch(),
+            names: view.state.names().len().saturating_sub(1) as u64,
             follows: registry.follows(),
-            checkpoint: checkpoint.to_string(),
+            checkpoint: view.checkpoint.to_string(),
         };
         let words = serde_json::to_vec(&body).expect("strings and numbers can be written").into();
-        let tag = format!("\"{}-{}\"", body.hash, body.first);
-        HeadWords { head: status.head, first: status.first, tag, words }
+        let tag = tag(&format!("{}-{}", body.hash, body.first));
+        HeadWords { head, first, tag, words }
     }
 }
 
@@ -117,26 +126,37 @@ pub(super) fn head(
 ) -> Result<Response, Problem> {
     numbers(request, [])?;
     let (head, first) = (registry.head(), registry.first());
-    let known_words = known.load();
-    let words = match &*known_words {
-        Some(words) if (words.head, words.first) == (head, first) => words.clone(),
-        _ => {
-            let words = HeadWords::of(registry);
-            known.replace(Some(words.clone()));
-            words
-        }
-    };
-    Ok(tagged(request.headers(), &words.tag, || of_kind(words.words.clone(), JSON, ASK_AGAIN)))
+    let is_new = |words: &HeadWords| (words.head, words.first) == (head, first);
+    let mut words = known.load();
+    if !(*words).as_ref().is_some_and(is_new) {
+        words = Arc::new(Some(HeadWords::of(registry)));
+        known.replace_shared(Arc::clone(&words));
+    }
+    let HeadWords { tag, words, .. } = (*words).as_ref().expect("it was found or made above");
+    Ok(tagged(request.headers(), tag, || of_kind(words.clone(), JSON, ASK_AGAIN)))
+}
+
+/// Whether it is asked for what witnesses have signed: `cosigned=1`.
+fn wants_witnesses(request: &Request) -> Result<bool, Problem> {
+    let [cosigned] = numbers(request, ["cosigned"])?;
+    match cosigned {
+        None | Some(0) => Ok(false),
+        Some(1) => Ok(true),
+        Some(_) => Err(Query::refusal("cosigned is 0 or 1")),
+    }
 }
 
 pub(super) async fn checkpoint(
     State(registry): State<Registry>,
     request: Request,
 ) -> Result<Response, Problem> {
-    numbers(&request, [])?;
-    let note = registry.checkpoint();
-    let tag = format!("\"{}\"", blake3::hash(note.to_string().as_bytes()).to_hex());
-    Ok(tagged(request.headers(), &tag, || of_kind(note.to_string(), "text/plain; charset=utf-8", ASK_AGAIN)))
+    let note = match wants_witnesses(&request)? {
+        true => registry.cosigned().ok_or_else(|| problem(RegistryError::NotFound { head: 0 }))?,
+        false => registry.checkpoint(),
+    };
+    let words = note.to_string();
+    let tag = tag(&blake3::hash(words.as_bytes()).to_hex());
+    Ok(tagged(request.headers(), &tag, || of_kind(words, "text/plain; charset=utf-8", ASK_AGAIN)))
 }
 
 pub(super) async fn entry(
@@ -147,7 +167,7 @@ pub(super) async fn entry(
     let (version, deadline) = (version(path)?, deadline(&request));
     numbers(&request, [])?;
     let entry = registry.entry(version, deadline).await.map_err(problem)?;
-    let response = match wants(request.headers(), CBOR) {
+    let response = match accepts(request.headers(), CBOR) {
         true => of_kind(entry.encoded().clone(), CBOR, FOR_EVER),
         false => Json(EntryBody::from(&entry)).into_response(),
     };
@@ -155,7 +175,7 @@ pub(super) async fn entry(
 }
 
 pub(super) async fn entries(State(registry): State<Registry>, request: Request) -> Result<Response, Problem> {
-    let (deadline, is_raw) = (deadline(&request), wants(request.headers(), OCTETS));
+    let (deadline, is_raw) = (deadline(&request), accepts(request.headers(), OCTETS));
     let [from, limit] = numbers(&request, ["from", "limit"])?;
     let from = from.unwrap_or_else(|| registry.status().first).max(1);
     let limit = limit.unwrap_or(LIMIT).clamp(1, LIMIT_MAX) as usize;
@@ -237,8 +257,12 @@ pub(super) async fn proof(
     path: TextPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    numbers(&request, [])?;
-    let proof = registry.prove(version(path)?).map_err(problem)?;
+    let version = version(path)?;
+    let proof = match wants_witnesses(&request)? {
+        true => registry.prove_cosigned(version),
+        false => registry.prove(version),
+    };
+    let proof = proof.map_err(problem)?;
     Ok(of_kind(proof.to_string(), "text/plain; charset=utf-8", ASK_AGAIN))
 }
 
@@ -247,10 +271,10 @@ pub(super) async fn consistency(
     request: Request,
 ) -> Result<Json<ConsistencyBody>, Problem> {
     let [old, new] = numbers(&request, ["old", "new"])?;
-    let old = old.ok_or_else(|| bad("old is wanted: how many entries the shorter log has".to_owned()))?;
+    let old = old.ok_or_else(|| Query::refusal("old is wanted: how many entries the shorter log has"))?;
     let new = new.unwrap_or_else(|| registry.head().version);
     if old > new {
-        return Err(bad(format!("old is {old} and new is {new}")));
+        return Err(Query::refusal(format!("old is {old} and new is {new}")));
     }
     let proof = registry.prove_consistency(old, new).map_err(problem)?;
     Ok(Json(ConsistencyBody { old, new, hashes: proof.iter().map(ToString::to_string).collect() }))
@@ -261,11 +285,59 @@ pub(super) async fn tile(
     path: TextPath,
     request: Request,
 ) -> Result<Response, Problem> {
+    serve_tile(&registry, &format!("tile/{}", text(path)?), request).await
+}
+
+/// A bundle of entries. It is far larger than a tile of hashes, so it has a place of its own.
+pub(super) async fn bundle(
+    State(registry): State<Registry>,
+    path: TextPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    serve_tile(&registry, &format!("tile/entries/{}", text(path)?), request).await
+}
+
+async fn serve_tile(registry: &Registry, path: &str, request: Request) -> Result<Response, Problem> {
     numbers(&request, [])?;
-    let tile: Tile = format!("tile/{}", text(path)?).parse().map_err(|_| {
+    let deadline = deadline(&request);
+    let tile: Tile = path.parse().map_err(|_| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_tile", "this is no path of a tile")
             .hint("tile/<level>/<index>[.p/<width>], as C2SP tlog-tiles has it")
     })?;
-    let bytes = registry.tile(tile, deadline(&request)).await.map_err(problem)?;
+    let bytes = registry.tile(tile, deadline).await.map_err(problem)?;
     Ok(of_kind(bytes, OCTETS, FOR_EVER))
+}
+
+/// Which snapshot there is: where somebody starts who comes after the beginning was pruned.
+pub(super) async fn snapshot(
+    State(registry): State<Registry>,
+    request: Request,
+) -> Result<Response, Problem> {
+    numbers(&request, [])?;
+    let offer = registry.snapshot(deadline(&request)).await.map_err(problem)?;
+    let none = || {
+        Problem::new(StatusCode::NOT_FOUND, "no_snapshot", "there is no snapshot")
+            .hint("nothing was pruned: read the entries from the first on")
+    };
+    let SnapshotOffer { version, parts } = offer.ok_or_else(none)?;
+    let mut response = Json(SnapshotBody { version, parts }).into_response();
+    response.headers_mut().insert(header::CACHE_CONTROL, ASK_AGAIN);
+    Ok(response)
+}
+
+pub(super) async fn snapshot_part(
+    State(registry): State<Registry>,
+    path: Result<Path<(String, String)>, PathRejection>,
+    request: Request,
+) -> Result<Response, Problem> {
+    numbers(&request, [])?;
+    let refused = || {
+        Problem::new(StatusCode::BAD_REQUEST, "bad_part", "this is no part of a snapshot")
+            .hint("a version, and a number from 0 on")
+    };
+    let Path((version, part)) = path.map_err(|_| refused())?;
+    let version = number(&version).filter(|version| *version > 0).ok_or_else(refused)?;
+    let part = number(&part).and_then(|part| u32::try_from(part).ok()).ok_or_else(refused)?;
+    let bytes = registry.snapshot_part(version, part, deadline(&request)).await.map_err(problem)?;
+    Ok(of_kind(bytes, CBOR, FOR_EVER))
 }

@@ -26,6 +26,10 @@ pub(super) fn problem(error: RegistryError) -> Problem {
             told(StatusCode::BAD_REQUEST, "bad_signature", "the approval does not hold")
         }
         RegistryError::NotFound { .. } => told(StatusCode::NOT_FOUND, "no_such_entry", "it is not there yet"),
+        RegistryError::NoSnapshot { .. } => {
+            told(StatusCode::NOT_FOUND, "no_snapshot", "there is no such part")
+                .hint("ask which snapshot there is now")
+        }
         RegistryError::Lagging { .. } => told(StatusCode::GONE, "pruned", "it is not kept any more")
             .hint("go on from the first that is left"),
         RegistryError::ReadOnly => told(StatusCode::CONFLICT, "read_only", "this node follows another one")

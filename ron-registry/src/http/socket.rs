@@ -105,6 +105,9 @@ async fn run(upgraded: Upgraded, mut subscription: Subscription) -> io::Result<(
                 Next::Pruned(first) => {
                     write(&mut stream, frames::text(&format!("{{\"pruned\":{first}}}")), false).await?;
                 }
+                Next::Ahead(head) => {
+                    write(&mut stream, frames::text(&format!("{{\"ahead\":{head}}}")), false).await?;
+                }
                 Next::Update(update) => {
                     let words = serde_json::to_string(&update).expect("strings and numbers can be written");
                     write(&mut stream, frames::text(&words), false).await?;

@@ -18,10 +18,13 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::Frame;
-use ron_core::{Stop, http::Problem};
+use ron_core::{
+    Stop,
+    http::{Problem, Query},
+};
 use tokio::time::sleep;
 
-use super::asking::{bad, numbers};
+use super::asking::numbers;
 use crate::{Registry, RegistryError, Updates, json::UpdateBody, store::BoxFuture};
 
 /// How long a stream may be silent: proxies close what is, and a client that went away shows only when it is written to.
@@ -36,6 +39,8 @@ pub(super) enum Next {
     Update(UpdateBody),
     /// What it wanted is gone; it goes on from here.
     Pruned(u64),
+    /// The log ends here, and what it wants is beyond the next entry.
+    Ahead(u64),
     Silence,
     End,
 }
@@ -44,18 +49,30 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Subscription {
     updates: Updates,
+    /// That what it wanted is gone or not there yet: to be told first.
+    first: Option<Next>,
     stop: Option<Stop>,
 }
 
 impl Subscription {
     /// From `from` on, or from the next commit.
     pub(super) fn new(registry: &Registry, from: Option<u64>, stop: Option<Stop>) -> Self {
-        let from = from.unwrap_or_else(|| registry.head().version + 1);
-        Subscription { updates: registry.updates(from), stop }
+        let (next, kept) = (registry.head().version + 1, registry.first());
+        let from = from.unwrap_or(next).max(1);
+        // What was pruned may still be on the disk; no other route gives it, and neither does this.
+        let first = if from > next {
+            Some(Next::Ahead(next - 1))
+        } else {
+            (from < kept).then_some(Next::Pruned(kept))
+        };
+        Subscription { updates: registry.updates(from.max(kept)), first, stop }
     }
 
     /// Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Next {
+        if let Some(first) = self.first.take() {
+            return first;
+        }
         let stopped = async {
             match &self.stop {
                 Some(stop) => stop.requested().await,
@@ -92,7 +109,7 @@ pub(super) async fn serve(State(registry): State<Registry>, request: Request) ->
     let [from] = numbers(&request, ["from"])?;
     let seen = request.headers().get("last-event-id").map(|value| {
         let version = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
-        version.ok_or_else(|| bad("last-event-id is the version of the last event".to_owned()))
+        version.ok_or_else(|| Query::refusal("last-event-id is the version of the last event"))
     });
     // A browser repeats the query when it reconnects, so what it has seen since wins.
     let from = seen.transpose()?.map(|version| version.saturating_add(1)).or(from);
@@ -137,6 +154,7 @@ impl http_body::Body for Events {
             Next::End => return Poll::Ready(None),
             Next::Silence => ":\n\n".to_owned(),
             Next::Pruned(first) => format!("event: pruned\ndata: {{\"first\":{first}}}\n\n"),
+            Next::Ahead(head) => format!("event: ahead\ndata: {{\"head\":{head}}}\n\n"),
             Next::Update(update) => {
                 let data = serde_json::to_string(&update).expect("strings and numbers can be written");
                 format!("id: {}\nevent: committed\ndata: {data}\n\n", update.version)

@@ -3,11 +3,17 @@
 //! Each link hashes the one before it, the version and the whole entry. Whoever knows a head knows everything before it,
 //! so "is the head still this one" is one comparison of forty bytes.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::LazyLock};
 
+use blake3::{
+    Hasher,
+    hazmat::{ContextKey, HasherExt as _, hash_derive_key_context},
+};
 use data_encoding::HEXLOWER;
 
 const LINK: &str = "ron-registry chain 1 link";
+/// What is the same for every link, made once.
+static LINK_KEY: LazyLock<ContextKey> = LazyLock::new(|| hash_derive_key_context(LINK));
 const START: &str = "ron-registry chain 1 start";
 
 /// A link of the chain. Written as 64 lowercase hex digits.
@@ -74,7 +80,7 @@ impl Head {
     #[must_use]
     pub fn next(&self, entry: &[u8]) -> Self {
         let version = self.version + 1;
-        let mut link = blake3::Hasher::new_derive_key(LINK);
+        let mut link = Hasher::new_from_context_key(&LINK_KEY);
         link.update(&self.hash.0).update(&version.to_be_bytes()).update(entry);
         Head { version, hash: ChainHash(*link.finalize().as_bytes()) }
     }

@@ -78,9 +78,9 @@ impl fmt::Debug for MapHash {
 }
 
 /// Where a name is: 256 turns, left for 0.
-type Place = [u8; 32];
+pub(super) type Place = [u8; 32];
 
-fn place_of(name: &str) -> Place {
+pub(super) fn place_of(name: &str) -> Place {
     *blake3::keyed_hash(PLACE, name.as_bytes()).as_bytes()
 }
 
@@ -185,13 +185,17 @@ impl Names {
     }
 
     pub(crate) fn lookup(&self, key: &str) -> Option<&Latest> {
-        let place = place_of(key);
+        self.lookup_at(&place_of(key))
+    }
+
+    /// What stands at a place.
+    pub(super) fn lookup_at(&self, place: &Place) -> Option<&Latest> {
         let mut node = self.root.as_ref()?;
         for depth in 0.. {
             match node {
-                Node::Leaf(leaf) => return (leaf.place == place).then_some(&leaf.latest),
+                Node::Leaf(leaf) => return (leaf.place == *place).then_some(&leaf.latest),
                 Node::Branch(branch) => {
-                    node = branch.children[usize::from(turns_right(&place, depth))].as_ref()?;
+                    node = branch.children[usize::from(turns_right(place, depth))].as_ref()?;
                 }
             }
         }
@@ -199,9 +203,15 @@ impl Names {
     }
 
     /// Says what a name, or the policy, stands for from now on.
+    #[cfg(test)]
     pub(crate) fn set(&mut self, key: &str, latest: Latest) {
-        let place = place_of(key);
-        let leaf = Leaf { name: key.into(), place, latest, hash: MapHash::of_leaf(&place, &latest) };
+        self.set_at(key, &place_of(key), latest);
+    }
+
+    /// Says what a name, or the policy, stands for from now on. `place` is that of the key.
+    pub(super) fn set_at(&mut self, key: &str, place: &Place, latest: Latest) {
+        let hash = MapHash::of_leaf(place, &latest);
+        let leaf = Arc::new(Leaf { name: key.into(), place: *place, latest, hash });
         self.count += usize::from(insert(&mut self.root, leaf, 0));
     }
 
@@ -278,19 +288,19 @@ fn grow(leaves: &[Arc<Leaf>], depth: usize) -> Option<Node> {
 }
 
 /// Puts a leaf below `node`, and says whether it is a new one.
-fn insert(node: &mut Option<Node>, leaf: Leaf, depth: usize) -> bool {
+fn insert(node: &mut Option<Node>, leaf: Arc<Leaf>, depth: usize) -> bool {
     match node {
         None => {
-            *node = Some(Node::Leaf(Arc::new(leaf)));
+            *node = Some(Node::Leaf(leaf));
             true
         }
         Some(Node::Leaf(old)) if old.place == leaf.place => {
-            *old = Arc::new(leaf);
+            *old = leaf;
             false
         }
         Some(Node::Leaf(old)) => {
             let old = Arc::clone(old);
-            *node = Some(Node::Branch(Arc::new(fork(old, Arc::new(leaf), depth))));
+            *node = Some(Node::Branch(Arc::new(fork(old, leaf, depth))));
             true
         }
         Some(Node::Branch(branch)) => {

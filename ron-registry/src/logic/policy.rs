@@ -65,6 +65,13 @@ pub struct Signer {
     pub expires: Option<u64>,
 }
 
+impl Signer {
+    /// Whether the policy listens to it at this time.
+    pub(crate) fn lasts(&self, time: u64) -> bool {
+        self.expires.is_none_or(|expires| expires > time)
+    }
+}
+
 /// Some of which must agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {

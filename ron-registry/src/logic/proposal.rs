@@ -21,7 +21,7 @@ use ron_core::{
 use super::{
     chain::{ChainHash, HashTextError, Head},
     checkpoint::is_origin,
-    names::NAME_BYTES_MAX,
+    names::{NAME_BYTES_MAX, POLICY_KEY, Place, place_of},
     policy::{POLICY_BYTES_MAX, Policy, PolicyError, Right},
 };
 
@@ -266,6 +266,11 @@ impl Action {
         }
     }
 
+    /// Under which key the map of names has what it is about.
+    pub(super) fn key(&self) -> &str {
+        self.name().map_or(POLICY_KEY, Name::as_str)
+    }
+
     /// Which entry must have spoken last about the name.
     #[must_use]
     pub fn prior(&self) -> u64 {
@@ -287,6 +292,8 @@ pub struct Proposal {
     id: ProposalId,
     /// The hash of what a name shall stand for: made once, by whoever brings the proposal.
     content_id: Option<ContentId>,
+    /// Where its name, or the policy, is in the map of names: made once, too.
+    place: Place,
     encoded: Bytes,
 }
 
@@ -319,16 +326,9 @@ impl Proposal {
             Action::Bind { content, .. } => Some(content.id()),
             Action::Found { .. } | Action::Retire { .. } | Action::Rotate { .. } => None,
         };
-        Ok(Proposal {
-            origin: origin.to_owned(),
-            epoch,
-            expires,
-            action,
-            expect_head,
-            id,
-            content_id,
-            encoded,
-        })
+        let place = place_of(action.key());
+        let origin = origin.to_owned();
+        Ok(Proposal { origin, epoch, expires, action, expect_head, id, content_id, place, encoded })
     }
 
     /// Reads a proposal.
@@ -433,6 +433,11 @@ impl Proposal {
     #[must_use]
     pub fn content_id(&self) -> Option<ContentId> {
         self.content_id
+    }
+
+    /// Where what it is about is in the map of names.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Its bytes: deterministic CBOR.
@@ -634,7 +639,9 @@ impl VerifiedApproval {
     /// Whether it says yes to this proposal, in every word.
     #[must_use]
     pub fn is_for(&self, proposal: &Proposal) -> bool {
-        self.0.statement == proposal.statement(self.0.statement.expires)
+        let Statement { origin, epoch, proposal: id, prior, expires: _ } = &self.0.statement;
+        (origin, *epoch, *id, *prior)
+            == (&proposal.origin, proposal.epoch, proposal.id, proposal.action.prior())
     }
 }
 

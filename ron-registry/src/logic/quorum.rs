@@ -11,7 +11,7 @@ use ron_core::net::PublicKey;
 use super::{
     entry::Entry,
     proposal::{Action, Name, Proposal, ProposalId, RecordedApproval, VerifiedApproval},
-    state::{Refused, State},
+    state::{Admitted, Refused, State},
 };
 
 /// How much may wait, and how long.
@@ -64,6 +64,8 @@ pub struct Quorum {
     pending: HashMap<ProposalId, Pending>,
     by_expiry: BTreeSet<(u64, ProposalId)>,
     by_name: HashMap<Name, BTreeSet<ProposalId>>,
+    /// Those that must directly follow a certain head.
+    by_head: BTreeSet<ProposalId>,
     bytes: usize,
     recent: HashMap<ProposalId, u64>,
     recent_order: VecDeque<ProposalId>,
@@ -78,6 +80,7 @@ impl Quorum {
             pending: HashMap::new(),
             by_expiry: BTreeSet::new(),
             by_name: HashMap::new(),
+            by_head: BTreeSet::new(),
             bytes: 0,
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
@@ -144,8 +147,8 @@ impl Quorum {
         standing(state, &self.pending[&id], now)
     }
 
-    /// The approvals of a proposal that comes with all that it needs, if it does: it is new, every one of them counts, and
-    /// they are enough. It can be committed without being taken in.
+    /// Admits a proposal that comes with all that it needs, if it does: it is new, every one of its approvals counts, and
+    /// they are enough. It can be sealed without being taken in.
     #[must_use]
     pub fn at_once(
         &self,
@@ -153,20 +156,21 @@ impl Quorum {
         proposal: &Proposal,
         approvals: &[VerifiedApproval],
         now: u64,
-    ) -> Option<Vec<RecordedApproval>> {
+    ) -> Option<Admitted> {
         let lasts =
             proposal.expires().checked_sub(now).is_some_and(|left| left <= self.limits.lifetime_ms_max);
-        let is_new = !self.pending.contains_key(&proposal.id()) && self.committed(state, proposal).is_none();
+        // One that the names remember does not fit any more, so that it is not admitted below.
+        let is_known = self.pending.contains_key(&proposal.id()) || self.recent.contains_key(&proposal.id());
         let counts = |approval: &VerifiedApproval| {
             approval.is_for(proposal)
                 && approval.statement().expires > now
                 && state.listens(proposal, &approval.key(), now).is_ok()
         };
-        if !lasts || !is_new || approvals.is_empty() || !approvals.iter().all(counts) {
+        if !lasts || is_known || approvals.is_empty() || !approvals.iter().all(counts) {
             return None;
         }
         let approvals: Vec<_> = approvals.iter().map(VerifiedApproval::recorded).collect();
-        state.quorum(proposal, &approvals, now).is_ok().then_some(approvals)
+        state.admit(proposal, approvals, now).ok()
     }
 
     /// Counts an approval. Of two by one signer the one that lasts longer counts.
@@ -258,6 +262,9 @@ impl Quorum {
         if let Some(name) = proposal.action().name() {
             self.by_name.entry(name.clone()).or_default().insert(id);
         }
+        if proposal.expect_head().is_some() {
+            self.by_head.insert(id);
+        }
         let approvals = approvals.iter().map(|approval| (approval.key, *approval)).collect();
         if let Some(before) = self.pending.insert(id, Pending { proposal, approvals }) {
             self.bytes -= before.proposal.encoded().len();
@@ -286,12 +293,14 @@ impl Quorum {
         let committed = entry.proposal();
         self.remove(&committed.id());
         self.remember(committed.id(), entry.version());
-        let touched: Vec<ProposalId> = match committed.action() {
+        let mut touched: BTreeSet<ProposalId> = match committed.action() {
             Action::Bind { name, .. } | Action::Retire { name, .. } => {
                 self.by_name.get(name).into_iter().flatten().copied().collect()
             }
             Action::Found { .. } | Action::Rotate { .. } => self.pending.keys().copied().collect(),
         };
+        // Every entry takes the head away from those who fixed it, whatever it is about.
+        touched.extend(&self.by_head);
         let mut voided = Vec::new();
         for id in touched {
             let pending = self.pending.get(&id).expect("what is listed is pending");
@@ -326,6 +335,7 @@ impl Quorum {
         let proposal = &pending.proposal;
         self.bytes -= proposal.encoded().len();
         self.by_expiry.remove(&(proposal.expires(), *id));
+        self.by_head.remove(id);
         if let Some(name) = proposal.action().name() {
             let ids = self.by_name.get_mut(name).expect("every name that waits is listed");
             ids.remove(id);

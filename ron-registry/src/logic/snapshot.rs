@@ -31,6 +31,8 @@ const FORMAT_1: u64 = 1;
 const LEVELS_MAX: usize = 8;
 /// Names in one part: with the longest names 6 MiB, which a record of the journal holds.
 const PART_NAMES_MAX: usize = 16 << 10;
+/// Bytes of the largest part.
+pub const PART_BYTES_MAX: usize = 8 << 20;
 
 const FORMAT: u64 = 0;
 const ENTRY: u64 = 1;
@@ -173,12 +175,41 @@ impl Snapshot {
         Ok(Snapshot { entry, path, edge, policy, names })
     }
 
+    /// The bytes of its entry.
+    #[must_use]
+    pub fn entry(&self) -> &Bytes {
+        &self.entry
+    }
+
     /// The version it is of, if its entry is one.
     ///
     /// # Errors
     /// [`SnapshotError::Entry`].
     pub fn version(&self) -> Result<u64, SnapshotError> {
         Ok(Entry::decode(&self.entry)?.version())
+    }
+
+    /// Whether its entry and its tree are of the log that `checkpoint` is of, whatever its names are: what the first part
+    /// alone has to pass before anybody gathers the others. Gives the version it is of. `consistency` as for
+    /// [`open`](Self::open).
+    ///
+    /// # Errors
+    /// A [`SnapshotError`].
+    pub fn check_tree(
+        &self,
+        checkpoint: &Checkpoint,
+        consistency: &[TreeHash],
+    ) -> Result<u64, SnapshotError> {
+        let (entry, tree) = self.restore_tree()?;
+        under(entry.proposal().origin(), &tree, checkpoint, consistency)?;
+        Ok(entry.version())
+    }
+
+    /// How many parts a snapshot of this version can have: no entry brings more than one name, and all parts but the last
+    /// are full.
+    #[must_use]
+    pub fn parts_max(version: u64) -> u64 {
+        version / PART_NAMES_MAX as u64 + 1
     }
 
     /// Starts from it, if it is the beginning of the log that `checkpoint` is of. `consistency` leads from the version
@@ -192,11 +223,16 @@ impl Snapshot {
         consistency: &[TreeHash],
     ) -> Result<(State, Tree, Entry), SnapshotError> {
         let (state, tree, entry) = self.restore()?;
-        if state.origin() != checkpoint.origin {
-            return Err(SnapshotError::OtherLog { found: state.origin().to_owned() });
-        }
-        verify_consistency((tree.size(), &tree.root()), (checkpoint.size, &checkpoint.root), consistency)?;
+        under(state.origin(), &tree, checkpoint, consistency)?;
         Ok((state, tree, entry))
+    }
+
+    fn restore_tree(&self) -> Result<(Entry, Tree), SnapshotError> {
+        let entry = Entry::decode(&self.entry)?;
+        let tree = Tree::from_edge(entry.version(), self.edge.clone()).ok_or(SnapshotError::Malformed)?;
+        let leaf = TreeHash::of_leaf(&self.entry);
+        verify_inclusion(&leaf, entry.version() - 1, &self.path, tree.size(), &tree.root())?;
+        Ok((entry, tree))
     }
 
     /// Starts from it if it fits together. Whether it is of the right log shows only when the tree, with everything that
@@ -205,10 +241,7 @@ impl Snapshot {
     /// # Errors
     /// A [`SnapshotError`].
     pub fn restore(&self) -> Result<(State, Tree, Entry), SnapshotError> {
-        let entry = Entry::decode(&self.entry)?;
-        let tree = Tree::from_edge(entry.version(), self.edge.clone()).ok_or(SnapshotError::Malformed)?;
-        let leaf = TreeHash::of_leaf(&self.entry);
-        verify_inclusion(&leaf, entry.version() - 1, &self.path, tree.size(), &tree.root())?;
+        let (entry, tree) = self.restore_tree()?;
         if self.names.root() != entry.names() {
             return Err(SnapshotError::WrongNames);
         }
@@ -223,6 +256,20 @@ impl Snapshot {
         let state = State::restored(origin, head, &entry, policy, self.names.clone());
         Ok((state, tree, entry))
     }
+}
+
+/// That a tree is the beginning of the log that a checkpoint is of.
+fn under(
+    origin: &str,
+    tree: &Tree,
+    checkpoint: &Checkpoint,
+    consistency: &[TreeHash],
+) -> Result<(), SnapshotError> {
+    if origin != checkpoint.origin {
+        return Err(SnapshotError::OtherLog { found: origin.to_owned() });
+    }
+    verify_consistency((tree.size(), &tree.root()), (checkpoint.size, &checkpoint.root), consistency)?;
+    Ok(())
 }
 
 type First = (Bytes, Vec<TreeHash>, Vec<Vec<u8>>, Bytes);

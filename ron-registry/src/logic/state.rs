@@ -14,7 +14,7 @@ use ron_core::{
 use super::{
     chain::Head,
     entry::Entry,
-    names::{Latest, Names, POLICY_KEY},
+    names::{Latest, Names},
     policy::{Policy, Right, SignerSet},
     proposal::{Action, FormError, Name, Proposal, RecordedApproval},
 };
@@ -82,9 +82,9 @@ pub enum Refused {
         limit_ms: u64,
     },
     /// Not enough signers have approved.
-    #[error("waits for {}", missing.join(", "))]
+    #[error("waits for {}", waits_for(missing))]
     QuorumNotMet {
-        /// Who could still.
+        /// Who could still. Nobody, if too many of those who decide have expired.
         missing: Vec<String>,
     },
     /// The key is none of the policy's.
@@ -111,6 +111,10 @@ pub enum Refused {
         /// What is.
         what: &'static str,
     },
+}
+
+fn waits_for(missing: &[String]) -> String {
+    if missing.is_empty() { "nobody who could still approve".to_owned() } else { missing.join(", ") }
 }
 
 /// Why an entry may not come next. Whoever made it is wrong, or it was damaged.
@@ -152,6 +156,59 @@ pub enum Signatures {
     Check,
     /// They were, before: by this process, or before what is on disk was acknowledged.
     Checked,
+}
+
+/// The policies that must agree on a proposal, each with its rule: none about a beginning, two about a rotation.
+struct Rules<'a>([Option<(&'a Policy, usize)>; 2]);
+
+impl Rules<'_> {
+    fn listen(&self, key: &PublicKey, time: u64) -> Result<(), Refused> {
+        let mut refused = Refused::NotASigner { key: *key };
+        for (policy, _) in self.0.iter().flatten() {
+            if let Some(at) = policy.signer(key) {
+                let signer = &policy.signers()[at];
+                if signer.lasts(time) {
+                    return Ok(());
+                }
+                refused = Refused::SignerExpired { name: signer.name.clone() };
+            }
+        }
+        Err(refused)
+    }
+
+    fn quorum(&self, approvals: &[RecordedApproval], time: u64) -> Result<(), Refused> {
+        let (mut is_enough, mut missing) = (true, Vec::new());
+        for (policy, rule) in self.0.iter().flatten() {
+            let mut signed = SignerSet::default();
+            for approval in approvals.iter().filter(|approval| approval.expires > time) {
+                let Some(at) = policy.signer(&approval.key) else { continue };
+                if policy.signers()[at].lasts(time) {
+                    signed.add(at);
+                }
+            }
+            if !policy.is_enough(*rule, signed) {
+                is_enough = false;
+                // Nobody waits for who is not listened to any more.
+                let expired = policy.signers().iter().enumerate().filter(|(_, signer)| !signer.lasts(time));
+                expired.for_each(|(at, _)| signed.add(at));
+                missing.extend(policy.missing(*rule, signed));
+            }
+        }
+        if is_enough {
+            return Ok(());
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        Err(Refused::QuorumNotMet { missing })
+    }
+}
+
+/// That a proposal may come next, after this head and with these approvals.
+#[derive(Debug)]
+pub struct Admitted {
+    after: Head,
+    time: u64,
+    approvals: Vec<RecordedApproval>,
 }
 
 /// What the log has decided so far.
@@ -229,8 +286,8 @@ impl State {
     /// committed about the same name.
     #[must_use]
     pub fn committed(&self, proposal: &Proposal) -> Option<u64> {
-        let key = proposal.action().name().map_or(POLICY_KEY, Name::as_str);
-        self.names.lookup(key).filter(|latest| latest.proposal == proposal.id()).map(|latest| latest.version)
+        let latest = self.names.lookup_at(proposal.place());
+        latest.filter(|latest| latest.proposal == proposal.id()).map(|latest| latest.version)
     }
 
     /// Whether a proposal fits the log as it is, whoever approves it.
@@ -238,6 +295,11 @@ impl State {
     /// # Errors
     /// [`Refused`].
     pub fn check(&self, proposal: &Proposal) -> Result<(), Refused> {
+        self.fits(proposal).map(drop)
+    }
+
+    /// [`check`](Self::check), with the rules it is decided by.
+    fn fits<'a>(&'a self, proposal: &'a Proposal) -> Result<Rules<'a>, Refused> {
         if proposal.origin() != &*self.origin {
             return Err(Refused::OtherLog { found: proposal.origin().to_owned() });
         }
@@ -252,7 +314,7 @@ impl State {
             return Err(Refused::ChainMismatch { head: self.head });
         }
         if let Some(name) = proposal.action().name() {
-            let current = self.names.get(name).copied();
+            let current = self.names.lookup_at(proposal.place()).copied();
             if current.map_or(0, |latest| latest.version) != proposal.action().prior() {
                 return Err(Refused::NameMoved { name: name.clone(), current });
             }
@@ -261,24 +323,24 @@ impl State {
                 return Err(Refused::NotBound { name: name.clone() });
             }
         }
-        self.rules(proposal).map(drop)
+        self.rules(proposal)
     }
 
     /// The policies that must agree, each with its rule. A rotation takes the old one and the new one: nobody is locked
     /// out by a policy whose keys were mistyped.
-    fn rules<'a>(&'a self, proposal: &'a Proposal) -> Result<Vec<(&'a Policy, usize)>, Refused> {
+    fn rules<'a>(&'a self, proposal: &'a Proposal) -> Result<Rules<'a>, Refused> {
         let (Some(right), Some(policy)) = (proposal.action().right(), self.policy.as_deref()) else {
-            return Ok(Vec::new());
+            return Ok(Rules([None, None]));
         };
         let name = proposal.action().name().map_or("", Name::as_str);
         let rule = |policy: &'a Policy| {
             policy.rule(right, name).map(|rule| (policy, rule)).ok_or(Refused::NotPermitted { right })
         };
-        let mut rules = vec![rule(policy)?];
-        if let Action::Rotate { policy } = proposal.action() {
-            rules.push(rule(policy)?);
-        }
-        Ok(rules)
+        let new = match proposal.action() {
+            Action::Rotate { policy } => Some(rule(policy)?),
+            _ => None,
+        };
+        Ok(Rules([Some(rule(policy)?), new]))
     }
 
     /// Whether the policy listens to this key about this proposal at this time.
@@ -286,18 +348,7 @@ impl State {
     /// # Errors
     /// [`Refused::NotASigner`], [`Refused::SignerExpired`].
     pub fn listens(&self, proposal: &Proposal, key: &PublicKey, time: u64) -> Result<(), Refused> {
-        let rules = self.rules(proposal)?;
-        let mut refused = Refused::NotASigner { key: *key };
-        for (policy, _) in rules {
-            if let Some(at) = policy.signer(key) {
-                let signer = &policy.signers()[at];
-                if signer.expires.is_none_or(|expires| expires > time) {
-                    return Ok(());
-                }
-                refused = Refused::SignerExpired { name: signer.name.clone() };
-            }
-        }
-        Err(refused)
+        self.rules(proposal)?.listen(key, time)
     }
 
     /// Whether these have approved enough at this time. Approvals that have expired, and keys that the policy does not
@@ -311,25 +362,48 @@ impl State {
         approvals: &[RecordedApproval],
         time: u64,
     ) -> Result<(), Refused> {
-        let mut missing = Vec::new();
-        for (policy, rule) in self.rules(proposal)? {
-            let mut signed = SignerSet::default();
-            for approval in approvals.iter().filter(|approval| approval.expires > time) {
-                let Some(at) = policy.signer(&approval.key) else { continue };
-                if policy.signers()[at].expires.is_none_or(|expires| expires > time) {
-                    signed.add(at);
-                }
-            }
-            if !policy.is_enough(rule, signed) {
-                missing.extend(policy.missing(rule, signed));
-            }
+        self.rules(proposal)?.quorum(approvals, time)
+    }
+
+    /// Whether a proposal may come next, with those of these approvals that count, whose signatures have been checked. The
+    /// time is `now`, or that of the last entry if the clock went back.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn admit(
+        &self,
+        proposal: &Proposal,
+        mut approvals: Vec<RecordedApproval>,
+        now: u64,
+    ) -> Result<Admitted, Refused> {
+        let time = now.max(self.time);
+        let rules = self.fits(proposal)?;
+        can_begin(proposal, time)?;
+        if proposal.expires() <= time {
+            return Err(Refused::Expired { at: proposal.expires() });
         }
-        if missing.is_empty() {
-            return Ok(());
-        }
-        missing.sort_unstable();
-        missing.dedup();
-        Err(Refused::QuorumNotMet { missing })
+        // An entry holds what counts, each key once, in their order.
+        approvals.retain(|approval| approval.expires > time && rules.listen(&approval.key, time).is_ok());
+        approvals.sort_unstable_by_key(|approval| approval.key);
+        approvals.dedup_by_key(|approval| approval.key);
+        rules.quorum(&approvals, time)?;
+        Ok(Admitted { after: self.head, time, approvals })
+    }
+
+    /// Makes the next entry out of a proposal that was admitted just now, and goes on to it.
+    ///
+    /// # Panics
+    /// If the state has gone on since.
+    pub fn seal(&mut self, proposal: Proposal, admitted: Admitted) -> Entry {
+        let Admitted { after, time, approvals } = admitted;
+        assert_eq!(after, self.head, "what was admitted is sealed before anything else is");
+        self.decide(&proposal);
+        let (version, names) = (self.head.version + 1, self.names.root());
+        let entry = Entry::new(version, after.hash, time, proposal, approvals, names)
+            .expect("a proposal of lawful size and distinct keys make an entry");
+        self.head = self.head.next(entry.encoded());
+        self.time = time;
+        entry
     }
 
     /// Makes the next entry out of a proposal and approvals whose signatures have been checked, and goes on to it. The
@@ -343,28 +417,8 @@ impl State {
         approvals: Vec<RecordedApproval>,
         now: u64,
     ) -> Result<Entry, Refused> {
-        let time = now.max(self.time);
-        self.check(&proposal)?;
-        can_begin(&proposal, time)?;
-        if proposal.expires() <= time {
-            return Err(Refused::Expired { at: proposal.expires() });
-        }
-        // An entry holds what counts, each key once, in their order.
-        let mut approvals = approvals;
-        approvals.retain(|approval| {
-            approval.expires > time && self.listens(&proposal, &approval.key, time).is_ok()
-        });
-        approvals.sort_unstable_by_key(|approval| approval.key);
-        approvals.dedup_by_key(|approval| approval.key);
-        self.quorum(&proposal, &approvals, time)?;
-        let previous = self.head.hash;
-        self.decide(&proposal);
-        let (version, names) = (self.head.version + 1, self.names.root());
-        let entry = Entry::new(version, previous, time, proposal, approvals, names)
-            .expect("a proposal of lawful size and distinct keys make an entry");
-        self.head = self.head.next(entry.encoded());
-        self.time = time;
-        Ok(entry)
+        let admitted = self.admit(&proposal, approvals, now)?;
+        Ok(self.seal(proposal, admitted))
     }
 
     /// Goes on to an entry that somebody else made, after checking everything about it.
@@ -412,23 +466,16 @@ impl State {
 
     /// What a proposal that was checked changes, apart from the head.
     fn decide(&mut self, proposal: &Proposal) {
-        let latest = |content| Latest { version: self.head.version + 1, proposal: proposal.id(), content };
-        match proposal.action() {
-            Action::Bind { name, .. } => {
-                let latest = latest(proposal.content_id());
-                self.names.set(name.as_str(), latest);
-            }
-            Action::Retire { name, .. } => {
-                let latest = latest(None);
-                self.names.set(name.as_str(), latest);
-            }
+        let content = match proposal.action() {
+            Action::Bind { .. } | Action::Retire { .. } => proposal.content_id(),
             Action::Found { policy } | Action::Rotate { policy } => {
-                let latest = latest(Some(ContentId::of(policy.encoded())));
-                self.names.set(POLICY_KEY, latest);
                 self.epoch += 1;
                 self.policy = Some(Arc::clone(policy));
+                Some(ContentId::of(policy.encoded()))
             }
-        }
+        };
+        let latest = Latest { version: self.head.version + 1, proposal: proposal.id(), content };
+        self.names.set_at(proposal.action().key(), proposal.place(), latest);
     }
 }
 
@@ -438,15 +485,12 @@ fn can_begin(proposal: &Proposal, time: u64) -> Result<(), Refused> {
     let Action::Found { policy } = proposal.action() else { return Ok(()) };
     let mut all = SignerSet::default();
     let signers = policy.signers().iter().enumerate();
-    let lasting = signers.filter(|(_, signer)| signer.expires.is_none_or(|expires| expires > time));
-    lasting.for_each(|(at, _)| all.add(at));
-    let mut missing: Vec<String> = (0..policy.rules().len())
-        .filter(|rule| !policy.is_enough(*rule, all))
-        .flat_map(|rule| policy.missing(rule, all))
-        .collect();
-    if missing.is_empty() {
+    signers.filter(|(_, signer)| signer.lasts(time)).for_each(|(at, _)| all.add(at));
+    let mut stuck = (0..policy.rules().len()).filter(|rule| !policy.is_enough(*rule, all)).peekable();
+    if stuck.peek().is_none() {
         return Ok(());
     }
+    let mut missing: Vec<String> = stuck.flat_map(|rule| policy.missing(rule, all)).collect();
     missing.sort_unstable();
     missing.dedup();
     Err(Refused::QuorumNotMet { missing })
@@ -624,7 +668,8 @@ mod tests {
         let given = approvals(&proposal, &[0, 1]);
         assert!(state.clone().commit(proposal.clone(), given.clone(), START + 9).is_ok());
         let late = state.commit(proposal.clone(), given, START + 10);
-        assert_eq!(late, Err(Refused::QuorumNotMet { missing: vec!["s1".into()] }));
+        assert_eq!(late, Err(Refused::QuorumNotMet { missing: vec![] }), "nobody is left who could");
+        assert_eq!(late.unwrap_err().to_string(), "waits for nobody who could still approve");
         let key = identity(1).public_key();
         assert_eq!(
             state.listens(&proposal, &key, START + 10),

@@ -439,13 +439,23 @@ impl TileSource for Tree {
 /// If an entry is longer than [`ENTRY_BYTES_MAX`]: the log takes none that is.
 #[must_use]
 pub fn write_bundle<T: AsRef<[u8]>>(entries: &[T]) -> Vec<u8> {
-    let mut bundle = Vec::with_capacity(entries.iter().map(|entry| entry.as_ref().len() + 2).sum());
+    let mut bundle = Vec::with_capacity(bundle_bytes(entries));
+    append_bundle(&mut bundle, entries);
+    bundle
+}
+
+/// How long the bundle of these entries is.
+pub(crate) fn bundle_bytes<T: AsRef<[u8]>>(entries: &[T]) -> usize {
+    entries.iter().map(|entry| entry.as_ref().len() + 2).sum()
+}
+
+/// [`write_bundle`] behind what is there already.
+pub(crate) fn append_bundle<T: AsRef<[u8]>>(bundle: &mut Vec<u8>, entries: &[T]) {
     for entry in entries.iter().map(AsRef::as_ref) {
         let len = u16::try_from(entry.len()).expect("no entry is longer than a bundle holds");
         bundle.extend_from_slice(&len.to_be_bytes());
         bundle.extend_from_slice(entry);
     }
-    bundle
 }
 
 /// Reads a bundle of `width` entries and nothing else; otherwise nothing.

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use ron_core::{Deadline, Supervisor, TaskEnd, TaskSpec};
 
 use super::{
-    Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot,
-    Tail, append,
+    Appended, BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, Block, BoxFuture, LogStore, StoreError, StoredPart,
+    StoredSnapshot, Tail, append, begin,
 };
 
 /// Writers that race.
@@ -49,9 +49,11 @@ where
     appends_and_reads(&*open().await).await;
     refuses_bad_blocks(&*open().await).await;
     prunes_what_a_snapshot_covers(&*open().await).await;
+    begins_behind_a_snapshot(&*open().await).await;
     for versions in [[155, 305], [305, 155]] {
         prunes_twice_at_once(&*open().await, versions).await;
     }
+    gives_a_snapshot_while_it_is_replaced(host, open().await).await;
     stays_in_doubt(&open).await;
     races(host, open().await, None).await;
     // Every third append says that it does not know: half of those took place.
@@ -100,6 +102,30 @@ async fn refuses_bad_blocks(store: &dyn LogStore) {
     assert_eq!(store.append_if(0, largest.clone(), soon()).await, Ok(Appended::Yes));
     let read = store.read(1, 1, soon()).await.expect("it can be read");
     assert_eq!(read, largest.entries[..1]);
+}
+
+/// A log that has nothing can begin behind a snapshot, and only such a log.
+async fn begins_behind_a_snapshot(store: &dyn LogStore) {
+    let snapshot = StoredSnapshot { version: 512, parts: vec!["first".into(), "second".into()] };
+    let empty = store.begin(snapshot.clone(), block([]), soon()).await;
+    assert!(matches!(empty, Err(StoreError::BadBlock { .. })), "{empty:?}");
+    assert_eq!(store.snapshot_part(0, soon()).await, Ok(None));
+    let follows = block(["513".into(), "514".into()]);
+    assert_eq!(begin(store, snapshot.clone(), &follows, soon()).await, Ok(Appended::Yes));
+    assert_eq!(begin(store, snapshot.clone(), &follows, soon()).await, Ok(Appended::Yes), "the same again");
+    let other = begin(store, snapshot.clone(), &block(["other".into()]), soon()).await;
+    assert_eq!(other, Ok(Appended::Conflict { tail: 514 }));
+    let tail = Tail { first: 513, version: 514, checkpoint: Some(follows.checkpoint) };
+    assert_eq!(store.tail(soon()).await, Ok(tail));
+    assert_eq!(store.snapshot(soon()).await, Ok(Some(snapshot.clone())));
+    for (number, bytes) in (0..).zip(snapshot.parts) {
+        let part = StoredPart { version: 512, parts: 2, bytes };
+        assert_eq!(store.snapshot_part(number, soon()).await, Ok(Some(part)));
+    }
+    assert_eq!(store.snapshot_part(2, soon()).await, Ok(None));
+    assert_eq!(store.read(512, 1, soon()).await, Err(StoreError::Pruned { first: 513 }));
+    assert_eq!(store.append_if(514, block(["515".into()]), soon()).await, Ok(Appended::Yes));
+    assert_eq!(store.read(515, 9, soon()).await, Ok(vec!["515".into()]));
 }
 
 /// A snapshot is kept whole, what it covers may go, what it does not stays.
@@ -159,6 +185,34 @@ async fn prunes_twice_at_once(store: &dyn LogStore, versions: [u64; 2]) {
         let read = store.read(version, 1, soon()).await.expect("it is not covered");
         assert!(read[0].starts_with(format!("{version} ").as_bytes()), "version {version}");
     }
+}
+
+/// Whoever reads a snapshot while the next one takes its place has one of them, whole.
+async fn gives_a_snapshot_while_it_is_replaced(host: &Supervisor, store: Arc<dyn LogStore>) {
+    let parts =
+        |version: u64| (0..4).map(move |part| Bytes::from(format!("{version} {part} {}", "y".repeat(500))));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (reads, over) = (Arc::clone(&store), Arc::clone(&is_over));
+    let reader = host.spawn(WRITER, move |_| async move {
+        while !over.load(Ordering::Relaxed) {
+            if let Some(read) = reads.snapshot(soon()).await.expect("it can be read") {
+                assert_eq!(read.parts, parts(read.version).collect::<Vec<_>>(), "of one snapshot");
+            }
+            if let Some(read) = reads.snapshot_part(3, soon()).await.expect("it can be read") {
+                assert_eq!(Some(read.bytes), parts(read.version).nth(3));
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    for at in 0..60u64 {
+        let entries = (1..=10).map(|more| format!("{} {}", at * 10 + more, "x".repeat(1000)));
+        assert_eq!(store.append_if(at * 10, block(entries), soon()).await, Ok(Appended::Yes));
+        let version = at * 10 + 9;
+        store.prune(StoredSnapshot { version, parts: parts(version).collect() }, soon()).await.expect("kept");
+        tokio::task::yield_now().await;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    assert_eq!(reader.ended().await, TaskEnd::Completed, "a reader failed");
 }
 
 /// An append in doubt stays so until it is read back: what a later attempt says is about that attempt only.
@@ -224,6 +278,10 @@ impl LogStore for Away {
     }
 
     fn snapshot(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn begin(&self, _: StoredSnapshot, _: Block, _: Deadline) -> BoxFuture<'_, Result<Appended, StoreError>> {
         Box::pin(ready(Err(self.error.clone())))
     }
 }
@@ -331,5 +389,13 @@ impl LogStore for Doubtful {
 
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         self.store.snapshot(deadline)
+    }
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        self.store.begin(snapshot, block, deadline)
     }
 }

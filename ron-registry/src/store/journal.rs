@@ -20,13 +20,13 @@ use ron_core::{
 };
 
 use super::{
-    Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredMemo, StoredSnapshot, Tail,
-    check_block,
+    Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredMemo, StoredPart,
+    StoredSnapshot, Tail, check_block,
     memo_file::{Known, read_memo, write_memo},
 };
 use crate::logic::{
     entry::VERSION_MAX,
-    tiles::{read_bundle, write_bundle},
+    tiles::{append_bundle, bundle_bytes, read_bundle},
 };
 
 pub(crate) const INDEX: LockSpec = LockSpec::new("ron-registry", "log_index", 410)
@@ -121,6 +121,11 @@ impl Index {
                 if !is_start && first != self.tail + 1 {
                     return Err(damaged("a block that does not follow the one before it"));
                 }
+                // A log that began behind a snapshot has that in front of its first block, and perhaps others, of
+                // beginnings that came to nothing.
+                if is_start {
+                    self.snapshot = self.snapshot.take().filter(|(version, _)| version + 1 == first);
+                }
                 self.blocks.push_back((first, position));
                 self.tail = first + entries.len() as u64 - 1;
                 self.checkpoint = Some(checkpoint);
@@ -138,7 +143,7 @@ impl Index {
                 }
                 if self.parts.len() == parts as usize && version == self.parts_of {
                     let places = std::mem::take(&mut self.parts).into_values().collect();
-                    if self.is_newer(version) {
+                    if self.is_newer(version) || self.blocks.is_empty() {
                         self.snapshot = Some((version, places));
                     }
                 }
@@ -390,16 +395,103 @@ impl JournalStore {
         written.map_err(|error| StoreError::Failed { message: error.to_string() })
     }
 
-    async fn read_snapshot(&self, deadline: Deadline) -> Result<Option<StoredSnapshot>, StoreError> {
-        let Some((version, places)) = self.index.lock().snapshot.clone() else { return Ok(None) };
-        let mut parts = Vec::new();
-        for position in places {
-            let record = self.journal.read(position, deadline).await.map_err(of_journal)?;
-            let damaged =
-                || StoreError::Damaged { message: format!("a record that is no snapshot at {position}") };
-            parts.push(read_part(&record.payload).ok_or_else(damaged)?.3);
+    /// Parts of the snapshot first, then the block. Only the block makes it a log: without one they are forgotten when it
+    /// is opened again.
+    async fn begin_log(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> Result<Appended, StoreError> {
+        check_block(&block)?;
+        self.settle(deadline).await?;
+        let StoredSnapshot { version, parts } = snapshot;
+        let count = u32::try_from(parts.len()).ok().filter(|count| (1..=PARTS_MAX).contains(count));
+        let count = count.filter(|_| is_version(version)).ok_or_else(|| StoreError::Failed {
+            message: format!("a snapshot of version {version} in {} parts", parts.len()),
+        })?;
+        {
+            let mut index = self.index.lock();
+            if index.is_appending || index.is_pruning || index.doubt.is_some() {
+                return Err(StoreError::Busy { what: "log", retry_after: Duration::from_millis(1) });
+            }
+            if index.tail != 0 {
+                return Ok(Appended::Conflict { tail: index.tail });
+            }
+            index.is_appending = true;
         }
-        Ok(Some(StoredSnapshot { version, parts }))
+        // Whoever drops this future from here on leaves a doubt behind.
+        let mut appending = Appending { index: &self.index, is_known: false };
+        for (number, part) in (0..count).zip(&parts) {
+            let payload = write_part(version, number, count, part);
+            let written = self.journal.append(SNAPSHOT, payload.clone(), deadline).await.map_err(of_journal);
+            appending.is_known = !matches!(&written, Err(error) if error.is_unknown());
+            let position = written?;
+            appending.is_known = false;
+            self.index.lock().learn(SNAPSHOT, position, &payload)?;
+        }
+        let payload = write_block(version + 1, &block);
+        let written = self.journal.append(BLOCK, payload.clone(), deadline).await.map_err(of_journal);
+        appending.is_known = !matches!(&written, Err(error) if error.is_unknown());
+        let position = written?;
+        self.index.lock().learn(BLOCK, position, &payload)?;
+        Ok(Appended::Yes)
+    }
+
+    /// Where the snapshot of the log is, if it has one: what is in front of nothing is none.
+    fn snapshot_places(&self) -> Option<(u64, Vec<Position>)> {
+        let index = self.index.lock();
+        index.snapshot.clone().filter(|_| !index.blocks.is_empty())
+    }
+
+    /// A part of the snapshot of this version; nothing if another took its place meanwhile, and it went with the files
+    /// that are not needed any more.
+    async fn read_part_at(
+        &self,
+        version: u64,
+        position: Position,
+        deadline: Deadline,
+    ) -> Result<Option<Bytes>, StoreError> {
+        let read = self.journal.read(position, deadline).await;
+        let damaged =
+            || StoreError::Damaged { message: format!("a record that is no snapshot at {position}") };
+        match read {
+            Ok(record) => Ok(Some(read_part(&record.payload).ok_or_else(damaged)?.3)),
+            Err(JournalError::NoRecord { .. }) => {
+                let is_there = self.snapshot_places().is_some_and(|(kept, _)| kept == version);
+                if is_there { Err(damaged()) } else { Ok(None) }
+            }
+            Err(error) => Err(of_journal(error)),
+        }
+    }
+
+    async fn read_snapshot(&self, deadline: Deadline) -> Result<Option<StoredSnapshot>, StoreError> {
+        'anew: loop {
+            let Some((version, places)) = self.snapshot_places() else { return Ok(None) };
+            let mut parts = Vec::new();
+            for position in places {
+                let Some(part) = self.read_part_at(version, position, deadline).await? else {
+                    continue 'anew;
+                };
+                parts.push(part);
+            }
+            return Ok(Some(StoredSnapshot { version, parts }));
+        }
+    }
+
+    async fn read_snapshot_part(
+        &self,
+        part: u32,
+        deadline: Deadline,
+    ) -> Result<Option<StoredPart>, StoreError> {
+        loop {
+            let Some((version, places)) = self.snapshot_places() else { return Ok(None) };
+            let parts = u32::try_from(places.len()).unwrap_or(u32::MAX);
+            let Some(position) = places.get(part as usize).copied() else { return Ok(None) };
+            if let Some(bytes) = self.read_part_at(version, position, deadline).await? {
+                return Ok(Some(StoredPart { version, parts, bytes }));
+            }
+        }
     }
 }
 
@@ -464,6 +556,23 @@ impl LogStore for JournalStore {
         Box::pin(self.read_snapshot(deadline))
     }
 
+    fn snapshot_part(
+        &self,
+        part: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Option<StoredPart>, StoreError>> {
+        Box::pin(self.read_snapshot_part(part, deadline))
+    }
+
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        Box::pin(self.begin_log(snapshot, block, deadline))
+    }
+
     fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.write_memo(memo, deadline))
     }
@@ -525,12 +634,12 @@ fn scan(
 }
 
 fn write_block(first: u64, block: &Block) -> Bytes {
-    let bundle = write_bundle(&block.entries);
-    let mut payload = Vec::with_capacity(BLOCK_HEAD + bundle.len() + block.checkpoint.len());
+    let bytes = bundle_bytes(&block.entries);
+    let mut payload = Vec::with_capacity(BLOCK_HEAD + bytes + block.checkpoint.len());
     payload.extend_from_slice(&first.to_be_bytes());
     payload.extend_from_slice(&(block.entries.len() as u32).to_be_bytes());
-    payload.extend_from_slice(&(bundle.len() as u32).to_be_bytes());
-    payload.extend_from_slice(&bundle);
+    payload.extend_from_slice(&(bytes as u32).to_be_bytes());
+    append_bundle(&mut payload, &block.entries);
     payload.extend_from_slice(&block.checkpoint);
     payload.into()
 }
@@ -584,7 +693,7 @@ fn of_journal(error: JournalError) -> StoreError {
         JournalError::NoSpace => StoreError::NoSpace,
         JournalError::Damaged { .. } => StoreError::Damaged { message: error.to_string() },
         // A write or a sync failed: what of it is on disk shows when the journal is opened again.
-        JournalError::Disk(_) => StoreError::Unknown { message: error.to_string() },
+        JournalError::Disk(ref cause) => StoreError::Unknown { message: format!("{error}: {cause}") },
         other => StoreError::Failed { message: other.to_string() },
     }
 }

@@ -102,4 +102,25 @@ impl LogStore for MemoryStore {
     fn snapshot(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         Box::pin(ready(Ok(self.log().snapshot.clone())))
     }
+
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        _: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        let begin = || {
+            check_block(&block)?;
+            let mut log = self.log();
+            if log.tail() != 0 {
+                return Ok(Appended::Conflict { tail: log.tail() });
+            }
+            log.pruned = snapshot.version;
+            log.snapshot = Some(snapshot);
+            log.entries = block.entries;
+            log.checkpoint = Some(block.checkpoint);
+            Ok(Appended::Yes)
+        };
+        Box::pin(ready(begin()))
+    }
 }

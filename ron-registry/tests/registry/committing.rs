@@ -322,6 +322,75 @@ async fn nobody_is_told_of_a_head_that_is_not_durable() {
     host.shutdown().await;
 }
 
+/// Of many who want one head all but one lose. Each of them used to be verified before anybody looked at the head, which
+/// left the signatures of losers as the limit of compare-and-set.
+#[tokio::test(start_paused = true)]
+async fn who_has_lost_the_head_is_told_before_anything_is_verified() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
+    let registry = builder.start(store.clone(), &host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    let fixed = |name: &str, head| {
+        let plain = draft(&registry, name, "x");
+        Proposal::new(ORIGIN, 1, plain.expires(), plain.action().clone(), Some(head)).unwrap()
+    };
+    // Approvals that would be refused if anybody looked.
+    let forged = |proposal: &Proposal| {
+        let mut bytes = approvals(proposal, &[0])[0].encode();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        vec![ron_registry::Approval::decode(&bytes).unwrap()]
+    };
+    let begin = registry.head();
+    let won = fixed("won", begin);
+    let receipt = registry.submit(won.clone(), approvals(&won, &[0]), soon()).await.unwrap();
+    let (lost, head) = (fixed("lost", begin), registry.head());
+    let told = registry.submit(lost.clone(), forged(&lost), soon()).await;
+    assert_eq!(told, Err(RegistryError::ChainMismatch { head }));
+    // The winner again is still the winner, also when its name has moved on.
+    bind(&registry, "won", "y", &[0]).await.unwrap();
+    assert_eq!(registry.submit(won.clone(), forged(&won), soon()).await, Ok(receipt));
+
+    // The same while what it lost to is on its way; nobody is told of a head that is none yet.
+    let before = registry.head();
+    store.be(Oddity::Slow(Duration::from_millis(300)));
+    let (first, lost) = (fixed("first", before), fixed("lost", before));
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let begun = ron_core::now();
+        let told = registry.submit(lost.clone(), forged(&lost), soon()).await;
+        assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+        let again = registry.submit(first.clone(), forged(&first), soon()).await;
+        (told, again)
+    };
+    let (committed, (told, again)) =
+        tokio::join!(registry.submit(first.clone(), approvals(&first, &[0]), soon()), late);
+    assert_eq!(told, Err(RegistryError::ChainMismatch { head: registry.head() }));
+    assert_eq!(committed, again);
+
+    // What comes to nothing overtakes nobody for long.
+    let before = registry.head();
+    store.be(Oddity::Fail(StoreError::NoSpace));
+    bind(&registry, "nothing", "x", &[0]).await.unwrap_err();
+    assert_eq!(registry.head(), before);
+    store.be(Oddity::None);
+    let (last, bad) = (fixed("last", before), fixed("bad", before));
+    let refused = registry.submit(bad.clone(), forged(&bad), soon()).await;
+    assert!(matches!(refused, Err(RegistryError::BadApproval(_))), "{refused:?}");
+    let told = registry.submit(last.clone(), approvals(&last, &[0]), soon()).await;
+    assert!(matches!(told, Ok(Outcome::Committed(_))), "{told:?}");
+    let line = "ron_registry_approval_rejects_total{reason=\"signature\"}";
+    assert_eq!(scraped(&scrape, line), format!("{line} 1"));
+    assert_eq!(
+        scraped(&scrape, "ron_registry_commit_cas_fail_total"),
+        "ron_registry_commit_cas_fail_total 2"
+    );
+    host.shutdown().await;
+}
+
 /// Whatever was committed is known again after a restart, also when something else is decided about the name since.
 #[tokio::test(start_paused = true)]
 async fn repeating_is_harmless_across_a_restart() {
@@ -455,18 +524,23 @@ async fn a_store_that_stalls_does_not_gather_callers() {
         let refused = registry.propose(late.clone(), brief()).await.unwrap_err();
         assert!(matches!(refused, RegistryError::Timeout { .. }), "{refused:?}");
     }
-    // Those who come now wait in the lane, which is full at some point.
+    // Those who come now wait in the lane until it is full. The committer has all the time to take them out of it between
+    // the two lots, and does not.
     let busy = Arc::new(AtomicU64::new(0));
-    for _ in 0..520 {
-        let (registry, late, busy) = (registry.clone(), late.clone(), Arc::clone(&busy));
-        host.spawn(CALLER, move |_| async move {
-            if let Err(RegistryError::Busy { what: "proposals", .. }) = registry.propose(late, soon()).await {
-                busy.fetch_add(1, Ordering::Relaxed);
-            }
-        });
+    for lot in [512, 8] {
+        assert_eq!(busy.load(Ordering::Relaxed), 0);
+        for _ in 0..lot {
+            let (registry, late, busy) = (registry.clone(), late.clone(), Arc::clone(&busy));
+            host.spawn(CALLER, move |_| async move {
+                let told = registry.propose(late, soon()).await;
+                if let Err(RegistryError::Busy { what: "proposals", .. }) = told {
+                    busy.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(busy.load(Ordering::Relaxed), 520 - 512);
+    assert_eq!(busy.load(Ordering::Relaxed), 8);
     host.shutdown().await;
 }
 
@@ -496,6 +570,28 @@ async fn updates_have_no_holes() {
         let proof = registry.prove_consistency(old.size, new.size).unwrap();
         verify_consistency((old.size, &old.root), (new.size, &new.root), &proof).unwrap();
     }
+    host.shutdown().await;
+}
+
+/// Whoever waited for an update was given the first of a block, and then the rest of it was read back from the disk and
+/// decoded again, for every reader: most of what a commit cost, with nobody behind.
+#[tokio::test(start_paused = true)]
+async fn who_keeps_up_is_not_served_from_the_log() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    let mut updates = registry.updates(2);
+    assert_eq!(registry.versions_of(ContentId::of(b"none"), soon()).await, Ok(vec![]), "the index is there");
+    store.be(Oddity::Slow(Duration::from_millis(10)));
+    let before = store.reads.load(Ordering::Relaxed);
+    bind_many(&host, &registry, 0..300).await;
+    for version in 2..=301 {
+        assert_eq!(updates.next().await.unwrap().unwrap().version, version);
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(store.reads.load(Ordering::Relaxed), before, "all of it is in memory");
+    // Who comes later, and from farther back, is.
+    assert_eq!(registry.updates(100).next().await.unwrap().unwrap().version, 100);
+    assert!(store.reads.load(Ordering::Relaxed) > before);
     host.shutdown().await;
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use ron_core::{Deadline, Metrics, TaskSpec, now, prometheus_client::registry::Registry as Prometheus};
 use ron_registry::{Registry, RegistryError, Settings, store::MemoryStore};
 
-use super::world::{LOG_KEY, ORIGIN, Odd, Oddity, bind, clock, draft, founded, host, policy, soon};
+use super::world::{LOG_KEY, ORIGIN, Odd, Oddity, bind, clock, draft, founded, host, policy, soon, start};
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 const HOUR: Duration = Duration::from_secs(3600);
@@ -118,4 +118,30 @@ async fn a_stop_drains_what_was_decided() {
     assert_eq!(task.ended().await, ron_core::TaskEnd::Completed);
     assert_eq!(registry.head().version, 2);
     host.shutdown().await;
+}
+
+/// Case 60: the committer is the only one who knows where the log ends, so nobody goes on in its place. Whoever waits is
+/// told, the host is told, what was decided before stays readable, and a new start finds the log as it was.
+#[tokio::test(start_paused = true)]
+async fn a_committer_that_panics_is_told_and_loses_nothing() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    bind(&registry, "a", "1", &[0]).await.unwrap();
+    let before = registry.head();
+    store.be(Oddity::Panic);
+    let waiting = bind(&registry, "b", "2", &[0]).await.unwrap_err();
+    assert!(matches!(waiting, RegistryError::Canceled | RegistryError::Panicked { .. }), "{waiting:?}");
+    let fatal = tokio::time::timeout(Duration::from_secs(5), host.fatal()).await;
+    assert!(fatal.is_ok(), "the host is told");
+    store.be(Oddity::None);
+    let late = bind(&registry, "c", "3", &[0]).await.unwrap_err();
+    assert_eq!(late, RegistryError::Canceled);
+    assert_eq!(registry.head(), before);
+    host.shutdown().await;
+
+    let again = super::world::host();
+    let registry = start(store, &again).await;
+    assert_eq!(registry.head(), before);
+    bind(&registry, "b", "2", &[0]).await.unwrap();
+    again.shutdown().await;
 }

@@ -81,6 +81,15 @@ impl LogStore for Buggy {
         self.store.snapshot(deadline)
     }
 
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        self.store.begin(snapshot, block, deadline)
+    }
+
     fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.keep_memo(memo, deadline)
     }

@@ -2,20 +2,20 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Deadline, Metrics, Supervisor,
+    ContentId, Deadline, Metrics, Supervisor,
     net::{Endpoint, Identity},
     prometheus_client::registry::Registry as Prometheus,
     sim::SimDisk,
 };
 use ron_registry::{
     Checkpoint, Evidence, EvidenceKind, KeyKind, LogTrust, NoteSigner, Outcome, Registry, RegistryError,
-    Source, SourceError, TreeHash,
+    Retention, Settings, Source, SourceError, TreeHash,
     logic::tiles::Tree,
     net::Links,
     store::{BoxFuture, LogStore, MemoryStore},
@@ -23,7 +23,7 @@ use ron_registry::{
 
 use super::world::{
     LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal, policy,
-    soon, start,
+    soon, start, start_with,
 };
 
 /// What a source does with what it is asked.
@@ -383,24 +383,32 @@ async fn what_was_kept_late_is_gone_on_from() {
     let (source, store) = (Told::of(&registry), Arc::new(Odd::over(Arc::new(MemoryStore::new()))));
     let follower = follow(source.clone(), store.clone(), &host).await;
     reaches(&follower, 1).await;
-    store.be(Oddity::Lost);
-    bind(&registry, "a", "x", &[0]).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(follower.head().version, 1);
-    // The same block again, and then a longer one.
-    source.be(Habits { away: true, ..Habits::default() });
-    store.be(Oddity::None);
-    bind(&registry, "b", "x", &[0]).await.unwrap();
-    source.be(Habits::default());
-    reaches(&follower, 3).await;
-    assert_eq!(follower.head(), registry.head());
-    assert!(follower.status().ready.reads && follower.evidence().is_empty());
-    store.be(Oddity::Lost);
-    bind(&registry, "c", "x", &[0]).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    store.be(Oddity::None);
-    reaches(&follower, 4).await;
-    assert!(follower.status().ready.reads && follower.evidence().is_empty());
+    // Then it offers a longer block behind what it knows, and after that the same one again.
+    for (name, more) in [("a", true), ("c", false)] {
+        let known = follower.head().version;
+        store.be(Oddity::Lost);
+        bind(&registry, name, "x", &[0]).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(follower.head().version, known);
+        // An attempt that is under way would settle by itself what became of it, so all of them have to be over first.
+        source.be(Habits { away: true, ..Habits::default() });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        store.be(Oddity::None);
+        if more {
+            bind(&registry, "b", "x", &[0]).await.unwrap();
+        }
+        let before = store.appends.load(Ordering::Relaxed);
+        source.be(Habits::default());
+        reaches(&follower, registry.head().version).await;
+        assert_eq!(follower.head(), registry.head());
+        assert!(follower.status().ready.reads && follower.evidence().is_empty());
+        let expected = if more { 2 } else { 1 };
+        assert_eq!(
+            store.appends.load(Ordering::Relaxed) - before,
+            expected,
+            "one that was refused, and what was left"
+        );
+    }
     host.shutdown().await;
 }
 
@@ -554,4 +562,141 @@ async fn logs_travel_between_nodes() {
     assert_eq!(source.entries(300, 10, soon()).await.unwrap().len(), 10);
     assert!(source.entries(9999, 10, soon()).await.unwrap().is_empty());
     host.shutdown().await;
+}
+
+/// What was seen is compared with what is kept, also when that is on its way to a head and not yet shown: who can put
+/// another log there can stop it in the middle as well.
+#[tokio::test(start_paused = true)]
+async fn another_log_in_the_middle_is_not_gone_on_from() {
+    let (outer, disk) = (host(), SimDisk::new());
+    let (registry, other) = two_faces(&outer).await;
+    bind_many(&outer, &registry, 0..200).await;
+    bind(&other, "b", "2", &[0]).await.unwrap();
+    let source = Told::of(&registry);
+    source.be(Habits { at_a_time: Some(64), stops_at: Some(129), ..Habits::default() });
+    let inner = host();
+    let follower = follow(source.clone(), journal(&inner, &disk).await.unwrap(), &inner).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(follower.head().version, 0);
+    inner.shutdown().await;
+
+    let begin = |seen: &Registry| {
+        let (disk, source) = (disk.clone(), source.clone());
+        let seen = trust().open(&seen.checkpoint()).unwrap();
+        async move {
+            let inner = host();
+            let store = journal(&inner, &disk).await.unwrap();
+            assert_eq!(store.tail(soon()).await.unwrap().version, 128);
+            let follower = Registry::follower(trust(), source).seen(seen).clock(clock());
+            let started = follower.start(store, &inner).await.map(drop);
+            inner.shutdown().await;
+            started
+        }
+    };
+    let size = other.head().version;
+    assert!(size < 128, "{size}");
+    match begin(&other).await {
+        Err(RegistryError::Untrusted { message }) => {
+            assert_eq!(message, format!("it is not the log of {size} entries that was seen"));
+        }
+        started => panic!("{started:?}"),
+    }
+    // More than is kept was seen: it has lost something.
+    assert!(matches!(begin(&registry).await, Err(RegistryError::Untrusted { .. })));
+    outer.shutdown().await;
+}
+
+/// Who is behind is told so at once, and nothing is read from the log for it: four megabytes for a question of a few bytes
+/// would be a way to keep somebody's disk busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_behind_hears_of_it_without_a_read() {
+    let host = Supervisor::new("test");
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let settings = Settings { verify_interval: Duration::from_secs(3600), ..Settings::default() };
+    let registry = start_with(store.clone(), &host, settings).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_many(&host, &registry, 0..50).await;
+    assert_eq!(registry.versions_of(ContentId::of(b"none"), soon()).await, Ok(vec![]), "the index is there");
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let there = Endpoint::builder(Identity::generate().unwrap()).listen(loopback).start(&host).unwrap();
+    let served = Links::start(&there, &host).unwrap();
+    served.serve(&registry, None);
+    let here = Endpoint::builder(Identity::generate().unwrap()).start(&host).unwrap();
+    let source = Links::start(&here, &host).unwrap().source(there.node_id(), there.local_addrs());
+    let before = store.reads.load(Ordering::Relaxed);
+    for after in [0, 1, 50] {
+        source.news(after, soon()).await.unwrap();
+    }
+    assert_eq!(store.reads.load(Ordering::Relaxed), before);
+    host.shutdown().await;
+}
+
+/// Retention of a follower counts what is left, not what went before: it once wrote a snapshot for every tile after the
+/// first that it had let go of.
+#[tokio::test(start_paused = true)]
+async fn a_follower_prunes_when_it_is_worth_it() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let source = Told::of(&registry);
+    let retention = Retention { entries: Some(1), ..Retention::default() };
+    let checkpoint_interval = Duration::from_secs(1);
+    let settings = Settings { retention, checkpoint_interval, ..Settings::default() };
+    let follower = Registry::follower(trust(), source).settings(settings).clock(clock());
+    let follower = follower.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    // A tile of these is about 90 kB. A snapshot of 240 names is worth writing for 125 kB.
+    bind_many(&host, &registry, 0..240).await;
+    let mut grown = 240;
+    for (version, first) in [(520, 513), (780, 513), (1030, 1025), (1290, 1025)] {
+        for number in grown..version {
+            bind(&registry, &format!("many/{}", number % 240), "y", &[0]).await.unwrap();
+        }
+        grown = version;
+        reaches(&follower, version + 1).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(follower.status().first, first, "with {version} entries");
+    }
+    host.shutdown().await;
+}
+
+/// A follower that dies on its way to the next head still has the one before, with nobody to ask: it used to begin with
+/// nothing and stay so until it had caught up.
+#[tokio::test(start_paused = true)]
+async fn what_was_shown_before_is_shown_again() {
+    let (outer, disk) = (host(), SimDisk::new());
+    let (registry, _) = founded(&outer, 1, 1).await;
+    bind_many(&outer, &registry, 0..99).await;
+    let source = Told::of(&registry);
+    let inner = host();
+    let follower = follow(source.clone(), journal(&inner, &disk).await.unwrap(), &inner).await;
+    reaches(&follower, 100).await;
+    let before = (follower.head(), follower.checkpoint());
+    source.be(Habits { at_a_time: Some(64), stops_at: Some(229), ..Habits::default() });
+    bind_many(&outer, &registry, 100..300).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    // As it is after a crash here, and after a stop as it should be below.
+    let crashed = disk.fork();
+    crashed.restart(ron_core::sim::CrashStyle::KeepAll);
+    inner.shutdown().await;
+
+    for disk in [&crashed, &disk] {
+        let inner = host();
+        source.be(Habits { away: true, ..Habits::default() });
+        let store = journal(&inner, disk).await.unwrap();
+        assert_eq!(store.tail(soon()).await.unwrap().version, 228);
+        let follower = follow(source.clone(), store, &inner).await;
+        assert_eq!((follower.head(), follower.checkpoint()), before);
+        let name = "many/7".parse().unwrap();
+        assert!(follower.name(&name).unwrap().verify(&name, &trust()).unwrap().is_some());
+        assert_eq!(follower.entries(1, 1000, soon()).await.unwrap().len(), 100);
+        // Whole passes of the verifier, to which what is on its way is no damage.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_eq!(follower.status().verified, 100);
+        assert!(!follower.status().ready.reads, "nobody is there to ask");
+        source.be(Habits::default());
+        reaches(&follower, 300).await;
+        assert_eq!((follower.head(), follower.checkpoint()), (registry.head(), registry.checkpoint()));
+        assert!(follower.status().ready.reads && follower.evidence().is_empty());
+        inner.shutdown().await;
+    }
+    outer.shutdown().await;
 }

@@ -5,6 +5,7 @@ mod deciding;
 mod openapi;
 mod reading;
 mod streams;
+mod witnessing;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+mod answers;
 mod committing;
 mod contract;
 mod crashes;
@@ -13,6 +14,7 @@ mod interop;
 mod kill;
 mod model;
 mod opening;
+mod starting;
 mod stores;
 mod upkeep;
 mod world;

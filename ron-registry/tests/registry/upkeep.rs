@@ -18,7 +18,7 @@ use ron_core::{
 };
 use ron_registry::{
     CheckpointError, KeyKind, LogTrust, NoteSigner, Publisher, Registry, RegistryError, RegistryUpdated,
-    Retention, Settings,
+    Retention, Settings, Witness,
     net::Links,
     store::{BoxFuture, MemoryStore},
     verify_consistency,
@@ -451,7 +451,10 @@ async fn the_inventory_is_what_runs() {
     let metrics = Metrics::default();
     let group = host.child("all", Duration::from_secs(1), metrics.clone());
     let store = journal(&group, &SimDisk::new()).await.unwrap();
+    let witness = NoteSigner::from_seed("w.example/one", KeyKind::Cosignature, &[7; 32]).unwrap();
+    let witness = Witness::new("http://127.0.0.1:1", witness.verifier().clone()).unwrap();
     let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).publisher(Told::default());
+    let builder = builder.witnesses([witness], 1, Duration::from_secs(3600));
     let registry = builder.start(store, &group).await.unwrap();
     registry.found(policy(1, 1), soon()).await.unwrap();
     // One that follows itself: both kinds, and what is between them.

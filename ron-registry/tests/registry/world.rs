@@ -155,6 +155,8 @@ pub(crate) enum Oddity {
     Away,
     /// Reads do not come to an end.
     Stuck,
+    /// Appends panic.
+    Panic,
 }
 
 /// A store that can be told to misbehave.
@@ -163,11 +165,13 @@ pub(crate) struct Odd {
     store: Arc<dyn LogStore>,
     oddity: Mutex<Oddity>,
     pub(crate) appends: AtomicU64,
+    pub(crate) reads: AtomicU64,
 }
 
 impl Odd {
     pub(crate) fn over(store: Arc<dyn LogStore>) -> Self {
-        Odd { store, oddity: Mutex::new(Oddity::None), appends: AtomicU64::new(0) }
+        let [appends, reads] = [0; 2].map(AtomicU64::new);
+        Odd { store, oddity: Mutex::new(Oddity::None), appends, reads }
     }
 
     pub(crate) fn be(&self, oddity: Oddity) {
@@ -202,6 +206,7 @@ impl LogStore for Odd {
                     slept.map_err(StoreError::from)?;
                 }
                 Oddity::Fail(error) => return Err(error),
+                Oddity::Panic => panic!("as asked"),
                 Oddity::Doubt | Oddity::Lost => {
                     self.store.append_if(after, block, deadline).await?;
                     return Err(StoreError::Unknown { message: "the answer was lost".into() });
@@ -222,6 +227,7 @@ impl LogStore for Odd {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Vec<Bytes>, StoreError>> {
         Box::pin(async move {
+            self.reads.fetch_add(1, Ordering::Relaxed);
             let mut entries = match self.is() {
                 Oddity::Empty => Ok(Vec::new()),
                 Oddity::Away | Oddity::Lost => Err(StoreError::Failed { message: "away".into() }),
@@ -272,6 +278,15 @@ impl LogStore for Odd {
 
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
         self.store.snapshot(deadline)
+    }
+
+    fn begin(
+        &self,
+        snapshot: StoredSnapshot,
+        block: Block,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Appended, StoreError>> {
+        self.store.begin(snapshot, block, deadline)
     }
 
     fn keep_memo(&self, memo: StoredMemo, deadline: Deadline) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -88,6 +88,7 @@ async fn every_route_answers_as_described() {
                     .replace("{version}", &at("2", "99", "x"))
                     .replace("{name}", &at("a", "b", "/"))
                     .replace("{path}", &at("0/000.p/1", "0/001", "x"))
+                    .replace("{part}", "0")
                     .replace("{id}", &id);
                 let fresh = draft(&host.registry, &format!("fresh/{}", answered.len()), name);
                 let body = match (&*path, name) {

@@ -121,6 +121,11 @@ async fn what_is_not_there_is_told_apart() {
         ("/consistency", 400, "bad_query"),
         ("/entries?from=x", 400, "bad_query"),
         ("/by-content/x", 400, "bad_id"),
+        ("/snapshot", 404, "no_snapshot"),
+        ("/snapshot/256/0", 404, "no_snapshot"),
+        ("/snapshot/0/0", 400, "bad_part"),
+        ("/snapshot/256/x", 400, "bad_part"),
+        ("/snapshot/256/4294967296", 400, "bad_part"),
         ("/head?x", 400, "bad_query"),
     ] {
         let answer = host.get(path).await;
@@ -130,6 +135,11 @@ async fn what_is_not_there_is_told_apart() {
     host.get("/1").await.is_problem(410, "pruned");
     host.get("/proofs/1").await.is_problem(410, "pruned");
     host.get("/tile/0/000").await.is_problem(410, "pruned");
+    assert_eq!(host.get("/snapshot").await.json(), serde_json::json!({"version": 256, "parts": 1}));
+    let part = host.get("/snapshot/256/0").await;
+    assert_eq!((part.status, part.header("content-type")), (200, "application/cbor"));
+    assert!(part.header("cache-control").contains("immutable"));
+    host.get("/snapshot/256/1").await.is_problem(404, "no_snapshot");
     host.supervisor.shutdown().await;
 }
 
@@ -138,4 +148,29 @@ pub(super) async fn bind_tile(host: &Host) {
     crate::world::bind_many(&host.supervisor, &host.registry, 0..300).await;
     host.registry.prune(256, soon()).await.unwrap();
     assert_eq!(host.registry.status().first, 257);
+}
+
+/// Whatever is committed meanwhile, the checkpoint in an answer is of the version in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_is_of_one_moment() {
+    let host = Host::founded(1, 1).await;
+    let trust = LogTrust::new(host.registry.log_key());
+    let commits = async {
+        for number in 0..100 {
+            bind(&host.registry, &format!("n/{number}"), "x", &[0]).await.unwrap();
+        }
+    };
+    let reads = async {
+        let mut last = 0;
+        while last < 101 {
+            let head = host.get("/head").await.json();
+            let note = Note::parse(head["checkpoint"].as_str().unwrap().as_bytes()).unwrap();
+            let version = head["version"].as_u64().unwrap();
+            assert_eq!(trust.open(&note).unwrap().size, version);
+            assert!(version >= last);
+            last = version;
+        }
+    };
+    tokio::join!(commits, reads);
+    host.supervisor.shutdown().await;
 }

@@ -235,3 +235,59 @@ async fn a_stalled_disk_stops_writes_and_nothing_else() {
     let _ = &host.server;
     host.supervisor.shutdown().await;
 }
+
+/// Who has heard more than there is was told nothing, and waited: of a log that was rolled back it would have missed all that
+/// came in place of what it knew. Now it is told where the log ends, before it waits.
+#[tokio::test(start_paused = true)]
+async fn who_is_ahead_is_told() {
+    let host = crate::world::host();
+    let (registry, _) = crate::world::founded(&host, 1, 1).await;
+    bind_many(&host, &registry, 0..4).await;
+    let routes = ron_registry::http::router(&registry);
+    let ask = |id: &str| {
+        let request = Request::builder().uri("/stream").header("last-event-id", id);
+        routes.clone().oneshot(request.body(Body::empty()).unwrap())
+    };
+    let mut body = ask("7").await.unwrap().into_body();
+    let mut next = ask("5").await.unwrap().into_body();
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "event: ahead\ndata: {\"head\":5}\n\n"
+    );
+    bind_many(&host, &registry, 4..9).await;
+    for (body, version) in [(&mut body, 8), (&mut next, 6)] {
+        let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(event.starts_with(format!("id: {version}\n").as_bytes()), "{event:?}");
+    }
+    host.shutdown().await;
+}
+
+/// Bundles of entries are large and held until they are written: readers who take their time are told to come back, and
+/// take nobody else's place.
+#[tokio::test(start_paused = true)]
+async fn bundles_in_work_are_counted() {
+    let host = crate::world::host();
+    let (registry, _) = crate::world::founded(&host, 1, 1).await;
+    let routes = ron_registry::http::router(&registry);
+    let ask = |path: &'static str| {
+        let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        let answer = routes.clone().oneshot(request);
+        async { answer.await.unwrap() }
+    };
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        let answer = ask("/tile/entries/000.p/1").await;
+        assert_eq!(answer.status(), 200);
+        held.push(answer);
+    }
+    for bulk in ["/tile/entries/000.p/1", "/snapshot/256/0"] {
+        assert_eq!(ask(bulk).await.status(), 429, "{bulk}");
+    }
+    for other in ["/tile/0/000.p/1", "/head", "/entries"] {
+        assert_eq!(ask(other).await.status(), 200, "{other}");
+    }
+    held.pop();
+    assert_eq!(ask("/tile/entries/000.p/1").await.status(), 200);
+    assert_eq!(ask("/tile/entries/nonsense").await.status(), 400);
+    host.shutdown().await;
+}
