@@ -1,7 +1,9 @@
 //! Figures of a store on a real directory, beside the raw limits of the same disk.
 //!
-//! `measure DIR [puts] [large] [huge] [many] [threshold]`: small durable puts and gets, a gibibyte and ten of them in and out, a
-//! million objects, and objects around the length at which they become files. `measure DIR open` opens the store that is there.
+//! `measure DIR [puts] [large] [huge] [many] [threshold] [plan]`: small durable puts and gets, a gibibyte and ten of them in and out, a
+//! million objects, objects around the length at which they become files, and what the planner of repairs keeps in mind about a
+//! million objects of fifty nodes. `measure DIR open` opens the store that is there, and `measure DIR fill` leaves one of a hundred
+//! thousand objects, as a data directory of refd has it.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a tool for those who measure")]
 
@@ -251,8 +253,7 @@ async fn huge(dir: &Path) {
     host.shutdown().await;
 }
 
-async fn many(dir: &Path) {
-    let count = 1_000_000;
+async fn many(dir: &Path, count: u64) {
     let (store, host) = open(dir, Settings::default()).await;
     let before = rss();
     let put = {
@@ -284,6 +285,26 @@ async fn many(dir: &Path) {
         let program = std::env::current_exe().unwrap();
         assert!(std::process::Command::new(program).arg(dir).arg("open").status().unwrap().success());
     }
+}
+
+/// Leaves many small objects.
+async fn fill(dir: &Path) {
+    std::fs::create_dir_all(dir).unwrap();
+    let (count, len) = (100_000, 4096);
+    let (store, host) = open(dir, Settings::default()).await;
+    let put = {
+        let store = store.clone();
+        move |number: u64| {
+            let store = store.clone();
+            async move {
+                store.put_bytes(block(number, len), soon()).await.unwrap();
+            }
+        }
+    };
+    let (took, _) = load(&host, count, 64, put).await;
+    println!("{} objects of {len} B in {took:?}", store.usage().objects);
+    drop(store);
+    host.shutdown().await;
 }
 
 /// Opens what is there.
@@ -338,6 +359,73 @@ async fn threshold(dir: &Path) {
     }
 }
 
+/// What a planner keeps in mind, and what it takes to weigh all of it and to lose a node.
+fn plan() {
+    use ron_storage::logic::{
+        claims::{Coding, Standing, Wanted},
+        plan::{Claimed, Holding, Node, Plan, PlanSettings, Presence},
+    };
+    const NODES: u64 = 50;
+    let id = |number: u64| ron_core::NodeId::from_bytes(*blake3::hash(&number.to_be_bytes()).as_bytes());
+    for (objects, shards) in [(1_000_000_u64, 0_u64), (200_000, 9)] {
+        let before = rss();
+        let mut plan = Plan::new(id(0), PlanSettings::default());
+        let mut nodes: Vec<Node> = (0..NODES)
+            .map(|number| Node {
+                id: id(number),
+                zone: number % 10,
+                weight: 100,
+                presence: Presence::Up,
+                is_durable: true,
+            })
+            .collect();
+        plan.on_nodes(&nodes, Duration::ZERO);
+        let began = now();
+        for number in 0..objects {
+            let object = ContentId::of(&number.to_le_bytes());
+            let names: Vec<ContentId> = (0..shards)
+                .map(|at| ContentId::of(&[number.to_le_bytes(), at.to_le_bytes()].concat()))
+                .collect();
+            let coding = Coding { data: 6, parity: 3, manifest: object };
+            let wanted = match shards {
+                0 => Wanted { copies: 3, len: 1, ..Wanted::default() },
+                _ => Wanted { codings: vec![coding], len: 1, ..Wanted::default() },
+            };
+            let of = if shards == 0 { Vec::new() } else { vec![names.clone()] };
+            plan.on_claims(object, Claimed { standing: Standing::Live(wanted), shards: of });
+            let pieces = if shards == 0 { vec![object; 3] } else { names };
+            for (piece, node) in pieces.iter().zip(plan.targets(&object, pieces.len())) {
+                plan.on_held(node, *piece, Holding::Good);
+            }
+        }
+        let told = began.elapsed();
+        let settle = |plan: &mut Plan, at: Duration| {
+            let began = now();
+            let mut jobs = 0;
+            while plan.poll(at).is_some() || plan.weighing() > 0 {
+                jobs += 1;
+            }
+            (began.elapsed(), jobs)
+        };
+        let (weighed, _) = settle(&mut plan, Duration::ZERO);
+        let bytes = (rss() - before) * 1024 / objects;
+        let began = now();
+        for _ in 0..1000 {
+            assert!(plan.poll(Duration::ZERO).is_none());
+            let _ = plan.fewest_copies();
+        }
+        let idle = began.elapsed() / 1000;
+        nodes[7].presence = Presence::Away;
+        plan.on_nodes(&nodes, Duration::ZERO);
+        let (lost, jobs) = settle(&mut plan, Duration::from_secs(3600));
+        println!(
+            "{objects} objects as {}: {bytes} B each; told in {told:.2?}, weighed in {weighed:.2?}, a look without news {idle:?}; \
+             a node lost: {jobs} turns in {lost:.2?}",
+            if shards == 0 { "3 copies" } else { "6+3" },
+        );
+    }
+}
+
 #[tokio::main]
 async fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -347,15 +435,21 @@ async fn main() {
             reopen(&root).await;
             continue;
         }
-        let dir = root.join(&part);
+        if part == "fill" {
+            fill(&root).await;
+            continue;
+        }
+        let (part, count) = part.split_once('=').unwrap_or((&part, "1000000"));
+        let dir = root.join(part);
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
-        match part.as_str() {
+        match part {
             "puts" => puts(&dir).await,
             "large" => large(&dir).await,
             "huge" => huge(&dir).await,
-            "many" => many(&dir).await,
+            "many" => many(&dir, count.parse().expect("a number")).await,
             "threshold" => threshold(&dir).await,
+            "plan" => plan(),
             other => panic!("no part {other}"),
         }
         std::fs::remove_dir_all(&dir).unwrap();

@@ -7,23 +7,27 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    path::PathBuf,
-    sync::Arc,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
     ContentId, Deadline, Lock, LockSpec, Supervisor,
-    disk::{Disk, DiskError},
-    journal::{self, Item, Journal, OnDamage, Position, Salts, record_bytes},
+    disk::{self, Access, Disk, DiskError},
+    journal::{self, Item, Journal, JournalError, OnDamage, Position, Salts, record_bytes},
 };
 use tokio::sync::OnceCell;
 
 pub use crate::logic::{
     claims::{
-        CLAIM_BYTES_MAX, COPIES_MAX, Claim, ClaimError, Claims, Coding, Merged, OWNERS_MAX, Policy,
-        RETENTION_DEFAULT, RETENTION_MAX, RETENTION_MIN, SHARDS_MAX, Standing, Verified, Wanted, Word,
+        CLAIM_BYTES_MAX, CLAIMS_MAX, COPIES_MAX, Claim, ClaimError, ClaimLimits, Claims, Coding, Merged,
+        OWNER_CLAIMS_MAX, OWNERS_MAX, Policy, RETENTION_DEFAULT, RETENTION_MAX, RETENTION_MIN, SHARDS_MAX,
+        Standing, Verified, Wanted, Word,
     },
     manifest::{MANIFEST_BYTES_MAX, Manifest},
 };
@@ -31,6 +35,7 @@ use crate::{
     StorageError,
     error::{of_disk, of_journal},
     logic::inventory::{Names, Prefix, Sum},
+    planted::{Bug, is_planted},
 };
 
 pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-storage", "claims", 695)
@@ -38,6 +43,9 @@ pub(crate) const CLAIMS: LockSpec = LockSpec::new("ron-storage", "claims", 695)
 
 /// Where the journal is, in the store's directory.
 const DIR: &str = "claims";
+
+/// The file that says that this node was told to go; it is empty.
+const LEAVING: &str = "LEAVING";
 
 /// A claim, as the journal keeps it.
 const CLAIM: u8 = 1;
@@ -58,6 +66,8 @@ const OPENING: Duration = Duration::from_secs(600);
 struct State {
     claims: Claims,
     manifests: BTreeMap<ContentId, Manifest>,
+    /// Which manifests there are of an object.
+    cut: BTreeMap<ContentId, BTreeSet<ContentId>>,
     /// Which manifests name a shard.
     shards: BTreeMap<ContentId, BTreeSet<ContentId>>,
     /// What is known, for comparing it with what others know.
@@ -65,58 +75,74 @@ struct State {
     /// What is being written, and will be known when it is.
     writing: BTreeMap<u64, Bytes>,
     next_writing: u64,
+    /// Names of claims that count although nobody knows whether they are written: see [`Writing`].
+    doubted: BTreeSet<ContentId>,
+    /// Bytes of the journal that what is known takes.
     bytes: u64,
+    limits: ClaimLimits,
     /// Objects about which something changed since somebody last asked.
     changed: BTreeSet<ContentId>,
 }
 
 impl State {
     fn hear(&mut self, claim: Verified, manifest: Option<Manifest>, seen: u64) -> Result<Merged, ClaimError> {
-        let (object, owner) = (claim.claim().object, claim.claim().owner);
-        let (digest, len) = (claim.claim().digest(), claim.claim().encoded().len());
-        let old = self.claims.of(&object, &owner).map(|old| (old.digest(), old.encoded().len(), old.word));
+        let (object, owner, digest) = (claim.claim().object, claim.claim().owner, claim.claim().digest());
+        let old = self.claims.of(&object, &owner).map(|old| (old.digest(), self.cost(old)));
         let merged = self.claims.merge(claim, seen)?;
         if merged != Merged::New {
             return Ok(merged);
         }
         self.changed.insert(object);
-        if let Some((old, len, word)) = old {
+        if let Some((old, cost)) = old {
             self.digests.remove(&old);
-            self.bytes -= record_bytes(len + 10) as u64;
-            self.let_go(word);
+            self.doubted.remove(&old);
+            self.bytes = self.bytes.saturating_sub(cost);
         }
         self.digests.insert(digest, (object, owner));
-        self.bytes += record_bytes(len + 10) as u64;
         if let Some(manifest) = manifest {
             let id = manifest.id();
             for shard in &manifest.shards {
                 self.shards.entry(*shard).or_default().insert(id);
             }
+            self.cut.entry(manifest.object).or_default().insert(id);
             self.manifests.insert(id, manifest);
         }
+        self.bytes += self.claims.of(&object, &owner).map_or(0, |claim| self.cost(claim));
+        self.let_go(&object);
         Ok(merged)
     }
 
-    /// Forgets a manifest that no claim names any more. Its shards are nobody's then, unless the object is deleted: whoever has
-    /// some must still hear that.
-    fn let_go(&mut self, word: Word) {
-        let Word::Erasure(coding) = word else { return };
-        if self.claims.wants_manifest(&coding.manifest) {
+    /// Bytes of the journal that a claim takes, with the manifest that is written beside it.
+    fn cost(&self, claim: &Claim) -> u64 {
+        let manifest = self.manifest_of(claim).map_or(0, |manifest| manifest.encode().len());
+        record_bytes(10 + claim.encoded().len() + manifest) as u64
+    }
+
+    /// Forgets the manifests of an object that no claim names any more. Their shards are nobody's then, unless the object is
+    /// deleted: whoever has some must still hear that.
+    fn let_go(&mut self, object: &ContentId) {
+        if self.claims.standing(object) == Standing::Deleted {
             return;
         }
-        let Some(manifest) = self.manifests.get(&coding.manifest) else { return };
-        if self.claims.standing(&manifest.object) == Standing::Deleted {
-            return;
-        }
-        for shard in manifest.shards.clone() {
-            if let Some(named) = self.shards.get_mut(&shard) {
-                named.remove(&coding.manifest);
-                if named.is_empty() {
-                    self.shards.remove(&shard);
+        let known = self.cut.get(object).into_iter().flatten();
+        let unnamed: Vec<ContentId> = known.filter(|id| !self.claims.wants_manifest(id)).copied().collect();
+        for id in unnamed {
+            let Some(manifest) = self.manifests.remove(&id) else { continue };
+            for shard in &manifest.shards {
+                if let Some(named) = self.shards.get_mut(shard) {
+                    named.remove(&id);
+                    if named.is_empty() {
+                        self.shards.remove(shard);
+                    }
+                }
+            }
+            if let Some(known) = self.cut.get_mut(object) {
+                known.remove(&id);
+                if known.is_empty() {
+                    self.cut.remove(object);
                 }
             }
         }
-        self.manifests.remove(&coding.manifest);
     }
 }
 
@@ -127,7 +153,10 @@ pub(crate) struct Book {
     group: Supervisor,
     disk: Arc<dyn Disk>,
     dir: PathBuf,
+    leaving: PathBuf,
+    is_leaving: AtomicBool,
     salts: Salts,
+    clock: UnixClock,
 }
 
 impl Book {
@@ -135,8 +164,9 @@ impl Book {
     pub(crate) async fn open(
         group: &Supervisor,
         disk: Arc<dyn Disk>,
-        dir: &std::path::Path,
+        dir: &Path,
         salts: Salts,
+        clock: UnixClock,
     ) -> Result<Self, StorageError> {
         let book = Book {
             state: Lock::new(CLAIMS, State::default(), group.metrics()),
@@ -144,20 +174,54 @@ impl Book {
             group: group.clone(),
             disk,
             dir: dir.join(DIR),
+            leaving: dir.join(LEAVING),
+            is_leaving: AtomicBool::new(false),
             salts,
+            clock,
         };
-        let is_there = {
-            let (disk, dir) = (Arc::clone(&book.disk), book.dir.clone());
-            move || match disk.list(&dir) {
-                Ok(names) => Ok(!names.is_empty()),
-                Err(DiskError::NotFound { .. }) => Ok(false),
-                Err(error) => Err(of_disk(error)),
+        let look = {
+            let (disk, dir, leaving) = (Arc::clone(&book.disk), book.dir.clone(), book.leaving.clone());
+            move || {
+                let is_there = match disk.list(&dir) {
+                    Ok(names) => !names.is_empty(),
+                    Err(DiskError::NotFound { .. }) => false,
+                    Err(error) => return Err(of_disk(error)),
+                };
+                match disk.open(&leaving, Access::Read) {
+                    Ok(_) => Ok((is_there, true)),
+                    Err(DiskError::NotFound { .. }) => Ok((is_there, false)),
+                    Err(error) => Err(of_disk(error)),
+                }
             }
         };
-        if group.blocking("claims_open", Deadline::after(OPENING), is_there).await?? {
+        let (is_there, is_leaving) = group.blocking("claims_open", Deadline::after(OPENING), look).await??;
+        book.is_leaving.store(is_leaving, Ordering::Release);
+        if is_there {
             book.load().await?;
         }
         Ok(book)
+    }
+
+    /// Whether this node was told to go, before a restart too.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Acquire)
+    }
+
+    /// Tells this node to go, or to stay, durably.
+    pub(crate) async fn set_leaving(&self, is_leaving: bool, deadline: Deadline) -> Result<(), StorageError> {
+        let (disk, path) = (Arc::clone(&self.disk), self.leaving.clone());
+        let write = move || match is_leaving {
+            true => disk::replace(&*disk, &path, b""),
+            false => match disk.remove(&path) {
+                Ok(()) | Err(DiskError::NotFound { .. }) => {
+                    disk.sync_dir(path.parent().unwrap_or(Path::new("")))
+                }
+                Err(error) => Err(error),
+            },
+        };
+        self.group.blocking("leaving", deadline, write).await?.map_err(of_disk)?;
+        self.is_leaving.store(is_leaving, Ordering::Release);
+        Ok(())
     }
 
     async fn journal(&self) -> Result<&Journal, StorageError> {
@@ -205,8 +269,19 @@ impl Book {
             Ok::<_, StorageError>(state)
         };
         let state = self.group.blocking("claims_open", Deadline::after(OPENING), read).await??;
-        *self.state.lock() = state;
+        let mut loaded = self.state.lock();
+        *loaded = State { limits: loaded.limits, ..state };
         Ok(())
+    }
+
+    /// Milliseconds since 1970, as this store's clock says.
+    pub(crate) fn unix_millis(&self) -> u64 {
+        self.clock.millis()
+    }
+
+    /// Seconds since 1970, as this store's clock says.
+    pub(crate) fn unix_now(&self) -> u64 {
+        self.unix_millis() / 1000
     }
 
     /// Takes a claim in, durably.
@@ -217,13 +292,22 @@ impl Book {
         now: u64,
         deadline: Deadline,
     ) -> Result<Merged, StorageError> {
-        let manifest = self.fitting(claim.claim(), manifest)?;
-        if let Some(known) = self.state.lock().claims.of(&claim.claim().object, &claim.claim().owner) {
-            if known == claim.claim() {
-                return Ok(Merged::Same);
+        {
+            // What says nothing new, or finds no room, is not written: whoever brings it may bring it for ever.
+            let mut state = self.state.lock();
+            match state.claims.weigh(claim.claim(), state.limits)? {
+                Merged::New => {}
+                // Whoever says it again relies on it.
+                Merged::Same if state.doubted.contains(&claim.claim().digest()) => {}
+                Merged::Same => return Ok(Merged::Same),
+                Merged::Older => return Ok(state.claims.merge(claim, now)?),
             }
         }
+        let manifest = self.fitting(claim.claim(), manifest)?;
         let record: Bytes = write_record(claim.claim(), manifest.as_ref(), now).into();
+        if is_planted(Bug::SlowClaim) {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
         let journal = self.journal().await?;
         let number = {
             let mut state = self.state.lock();
@@ -232,11 +316,21 @@ impl Book {
             state.writing.insert(number, record.clone());
             number
         };
-        let writing = Writing { book: self, number };
-        journal.append(CLAIM, record, deadline).await.map_err(of_journal)?;
-        let merged = self.state.lock().hear(claim, manifest, now)?;
-        drop(writing);
-        Ok(merged)
+        let writing = Writing { book: self, number, word: Some((claim, manifest, now)) };
+        match journal.append(CLAIM, record, deadline).await {
+            Ok(_) => Ok(writing.end()?),
+            Err(error) => {
+                if matches!(error, JournalError::Busy { .. } | JournalError::NoSpace) {
+                    writing.withdraw();
+                }
+                Err(of_journal(error))
+            }
+        }
+    }
+
+    /// How many claims are taken from now on.
+    pub(crate) fn set_limits(&self, limits: ClaimLimits) {
+        self.state.lock().limits = limits;
     }
 
     /// The manifest that a claim needs, given or known.
@@ -271,9 +365,15 @@ impl Book {
                 .filter_map(|coding| state.manifests.get(&coding.manifest).cloned())
                 .collect(),
             Standing::Unclaimed | Standing::Deleted => {
-                state.manifests.values().filter(|manifest| manifest.object == *object).cloned().collect()
+                let known = state.cut.get(object).into_iter().flatten();
+                known.filter_map(|id| state.manifests.get(id).cloned()).collect()
             }
         }
+    }
+
+    /// Whether something is a manifest that is named. Every node that knows the claim has it beside the claim.
+    pub(crate) fn is_manifest(&self, id: &ContentId) -> bool {
+        self.state.lock().manifests.contains_key(id)
     }
 
     /// Whether something has to stay: an object that is wanted, a manifest that is named, or a shard of one.
@@ -321,7 +421,7 @@ impl Book {
         let mut state = self.state.lock();
         let forgotten = state.claims.forget(now, has_copy);
         if forgotten > 0 {
-            let State { claims, digests, manifests, shards, changed, .. } = &mut *state;
+            let State { claims, digests, changed, doubted, .. } = &mut *state;
             digests.retain(|_, (object, owner)| {
                 let is_known = claims.of(object, owner).is_some();
                 if !is_known {
@@ -329,13 +429,10 @@ impl Book {
                 }
                 is_known
             });
-            manifests.retain(|id, manifest| {
-                claims.wants_manifest(id) || claims.standing(&manifest.object) != Standing::Unclaimed
-            });
-            shards.retain(|_, named| {
-                named.retain(|id| manifests.contains_key(id));
-                !named.is_empty()
-            });
+            doubted.retain(|digest| digests.contains_key(digest));
+            let cut: Vec<ContentId> = state.cut.keys().copied().collect();
+            cut.iter().for_each(|object| state.let_go(object));
+            state.bytes = state.claims.iter().map(|(claim, _)| state.cost(claim)).sum();
         }
         forgotten
     }
@@ -392,15 +489,39 @@ impl fmt::Debug for Book {
     }
 }
 
-/// A claim on its way to the journal.
+/// A claim on its way to the journal. Whoever is out of time or goes away meanwhile does not learn whether it got there. After a restart
+/// it may count, so it counts from then on: or what it needs would go, because of the claim before it.
 struct Writing<'a> {
     book: &'a Book,
     number: u64,
+    word: Option<(Verified, Option<Manifest>, u64)>,
+}
+
+impl Writing<'_> {
+    /// It is written.
+    fn end(mut self) -> Result<Merged, ClaimError> {
+        let Some((claim, manifest, now)) = self.word.take() else { return Ok(Merged::Same) };
+        let mut state = self.book.state.lock();
+        state.doubted.remove(&claim.claim().digest());
+        state.hear(claim, manifest, now)
+    }
+
+    /// It is not written, and will not be.
+    fn withdraw(mut self) {
+        self.word = None;
+    }
 }
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.book.state.lock().writing.remove(&self.number);
+        let mut state = self.book.state.lock();
+        if let Some((claim, manifest, now)) = self.word.take() {
+            let digest = claim.claim().digest();
+            if state.hear(claim, manifest, now) == Ok(Merged::New) {
+                state.doubted.insert(digest);
+            }
+        }
+        state.writing.remove(&self.number);
     }
 }
 
@@ -424,14 +545,26 @@ fn read_record(payload: &[u8]) -> Option<(Verified, Option<Manifest>, u64)> {
     Some((claim, manifest, u64::from_be_bytes(*seen)))
 }
 
-/// Milliseconds since 1970 by this machine's clock.
-pub(crate) fn unix_millis() -> u64 {
-    use std::time::SystemTime;
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+/// What says how long it is since 1970.
+#[derive(Clone)]
+pub(crate) struct UnixClock(pub(crate) Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl UnixClock {
+    pub(crate) fn millis(&self) -> u64 {
+        u64::try_from(self.0().as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
-/// Seconds since 1970 by this machine's clock.
-pub(crate) fn unix_now() -> u64 {
-    unix_millis() / 1000
+impl Default for UnixClock {
+    /// The machine's.
+    fn default() -> Self {
+        use std::time::SystemTime;
+        UnixClock(Arc::new(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()))
+    }
+}
+
+impl fmt::Debug for UnixClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UnixClock")
+    }
 }

@@ -234,6 +234,21 @@ pub struct RemoteStored {
     pub durability: String,
     /// Whether it was there before.
     pub existed: bool,
+    /// How it is kept, if the server keeps objects with others.
+    #[serde(default)]
+    pub policy: Option<String>,
+    /// How many nodes had it durably when the server answered, if it keeps objects with others.
+    #[serde(default)]
+    pub acknowledged: Option<u64>,
+}
+
+/// A value as it is in a query.
+fn encoded(value: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~+".contains(byte);
+    value
+        .bytes()
+        .map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 #[derive(Deserialize)]
@@ -256,7 +271,7 @@ fn maybe_named<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Conte
 }
 
 /// How to put. The default is durable and unpinned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PutOptions {
     /// Pins it as it is stored.
     pub pin: bool,
@@ -265,6 +280,10 @@ pub struct PutOptions {
     /// How long it is, if that is known: the server can refuse what is too large at once. A source that gives more or fewer
     /// bytes is an error, and nothing is kept of it.
     pub len: Option<u64>,
+    /// How it is kept, as in `2` or `6+3`, by a server that keeps objects with others; as that usually does without it.
+    pub policy: Option<String>,
+    /// When such a server answers: `local`, or a number of nodes.
+    pub ack: Option<String>,
 }
 
 /// How a client is made. See [`Client::builder`].
@@ -447,12 +466,22 @@ impl Client {
         S: Stream<Item = Result<Bytes, E>> + Send + 'static,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let query = match (options.pin, options.buffered) {
-            (false, false) => "",
-            (true, false) => "?pin=true",
-            (false, true) => "?durability=buffered",
-            (true, true) => "?pin=true&durability=buffered",
+        let mut query = String::new();
+        let mut ask = |key: &str, value: &str| {
+            query += if query.is_empty() { "?" } else { "&" };
+            query += &format!("{key}={value}");
         };
+        if options.pin {
+            ask("pin", "true");
+        }
+        if options.buffered {
+            ask("durability", "buffered");
+        }
+        for (key, value) in [("policy", &options.policy), ("ack", &options.ack)] {
+            if let Some(value) = value {
+                ask(key, &encoded(value));
+            }
+        }
         let (upload, sent) = Uploading::new(source, options.len);
         let request = self.request(Method::POST, &format!("/o{query}"), Outgoing::new(upload));
         let answer = deadline.limit("put", self.inner.ask(request, deadline)).await;

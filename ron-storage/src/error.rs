@@ -94,13 +94,20 @@ pub enum StorageError {
         /// The object.
         id: ContentId,
     },
-    /// Fewer nodes than asked for had it at the deadline. It is kept here, and copies follow when they can.
+    /// Fewer nodes than asked for had it at the deadline; of one in shards, it was as safe as so many copies. It is kept here, and
+    /// copies follow when they can.
     #[error("{found} nodes have it, and {wanted} were asked for")]
     Unacknowledged {
         /// How many were asked for.
         wanted: usize,
         /// How many have it.
         found: usize,
+    },
+    /// Somebody claims the object, and no node that answers has it or enough of its shards.
+    #[error("{id} is claimed, and no node that answers has it")]
+    Unreached {
+        /// The object.
+        id: ContentId,
     },
     /// A claim was not taken.
     #[error("the claim was not taken: {reason}")]
@@ -157,7 +164,9 @@ ron_core::refusals!(StorageError {
     | StorageError::Claim { .. }
     | StorageError::Locked { .. }
     | StorageError::Config(_) => ErrorKind::Caller,
-    StorageError::Source { .. } | StorageError::Unacknowledged { .. } => ErrorKind::Peer,
+    StorageError::Source { .. }
+    | StorageError::Unacknowledged { .. }
+    | StorageError::Unreached { .. } => ErrorKind::Peer,
     StorageError::Corrupt { .. }
     | StorageError::Full
     | StorageError::Version { .. }

@@ -223,6 +223,16 @@ impl From<StorageError> for FetchError {
 pub trait Finder: Send + Sync + 'static {
     /// Those that were found by the deadline; none if that failed.
     fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>>;
+
+    /// Puts an object of which nobody has a copy into the store, out of something else than copies: shards. Nothing if it
+    /// cannot.
+    ///
+    /// # Errors
+    /// What the store met.
+    fn make(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Result<Option<Stored>, StorageError>> {
+        let _ = (id, deadline);
+        Box::pin(std::future::ready(Ok(None)))
+    }
 }
 
 /// Fetches objects. Cloning shares it.
@@ -312,8 +322,12 @@ impl Fetcher {
     /// Fetches over `peers`, for `store`.
     #[must_use]
     pub fn new(peers: impl Peers, store: &Store) -> Self {
+        Fetcher::over(Arc::new(peers), store)
+    }
+
+    pub(crate) fn over(peers: Arc<dyn Peers>, store: &Store) -> Self {
         Fetcher {
-            peers: Arc::new(peers),
+            peers,
             store: store.clone(),
             settings: FetchSettings::default(),
             telling: Arc::new(Telling::new(store)),

@@ -230,6 +230,8 @@ pub struct Builder {
     seed: Option<u64>,
     settings: Settings,
     metrics: Option<Metrics>,
+    #[cfg(feature = "net")]
+    clock: crate::claims::UnixClock,
 }
 
 impl Builder {
@@ -257,6 +259,14 @@ impl Builder {
         self
     }
 
+    /// What says how long it is since 1970; the machine's clock without it. Claims are dated by it.
+    #[cfg(feature = "net")]
+    #[must_use]
+    pub fn unix_clock(mut self, clock: impl Fn() -> std::time::Duration + Send + Sync + 'static) -> Self {
+        self.clock = crate::claims::UnixClock(Arc::new(clock));
+        self
+    }
+
     /// Other knobs than the default ones. Replaces what was set before.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
@@ -278,7 +288,14 @@ impl Builder {
     /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
     /// directory, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
     pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
-        let Builder { data, seed, settings, metrics } = self;
+        let Builder {
+            data,
+            seed,
+            settings,
+            metrics,
+            #[cfg(feature = "net")]
+            clock,
+        } = self;
         settings.check()?;
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("storage", settings.drain, metrics);
@@ -287,10 +304,24 @@ impl Builder {
         let journal_group = group.child("storage journal", settings.drain, metrics.clone());
         let pools = group.child("storage pools", settings.drain, metrics.clone());
         let site = match data {
-            Some((disk, dir)) => Site { disk, dir, is_durable: true, seed },
+            Some((disk, dir)) => Site {
+                disk,
+                dir,
+                is_durable: true,
+                seed,
+                #[cfg(feature = "net")]
+                clock,
+            },
             None => {
                 let disk = Arc::new(MemoryDisk::with_capacity(memory_max()));
-                Site { disk, dir: "store".into(), is_durable: false, seed }
+                Site {
+                    disk,
+                    dir: "store".into(),
+                    is_durable: false,
+                    seed,
+                    #[cfg(feature = "net")]
+                    clock,
+                }
             }
         };
         let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
@@ -367,13 +398,15 @@ fn memory_max() -> u64 {
     left.map_or(MEMORY_MAX, |left| left / 2).max(MEMORY_MIN)
 }
 
-/// Writes are not ready while the disk has less than it should keep free.
+/// Writes are not ready while the disk has no room for one more small object beside what it should keep free: on a disk
+/// that is full by puts alone there is always a little more than that left, and nothing of use fits into it.
 fn space_gate(ready: &ron_core::Ready, objects: &Arc<Objects>, settings: &Snapshot<Settings>) -> ReadyGate {
     let (objects, settings) = (Arc::downgrade(objects), settings.clone());
     ready.probe("storage.space", Affects::Writes, move || {
         let free = objects.upgrade()?.disk.free_space().ok()?;
-        let reserve = settings.load().reserve_bytes;
-        (free < reserve)
+        let settings = settings.load();
+        let reserve = settings.reserve_bytes;
+        (free < reserve.saturating_add(settings.small_bytes_max.into()))
             .then(|| format!("{free} bytes free, {reserve} are to stay free: delete something").into())
     })
 }
@@ -811,7 +844,8 @@ impl Store {
         deadline: Deadline,
     ) -> Result<crate::claims::Merged, StorageError> {
         let _pass = self.begin("claim", deadline)?;
-        self.inner.objects.book.merge(claim, manifest, crate::claims::unix_now(), deadline).await
+        let book = &self.inner.objects.book;
+        book.merge(claim, manifest, book.unix_now(), deadline).await
     }
 
     /// What all who claim an object say together.

@@ -12,6 +12,10 @@
 //! | `PUT`, `DELETE /pins/{id}` | pins an object, takes the pin back |
 //! | `GET /o?after=&limit=` | what there is, in the order of names |
 //! | `GET /usage` | how much there is |
+//! | `GET /keeping/status` | how objects on many nodes are doing; with `kept`, of the feature `net`, as all below `/keeping/` |
+//! | `PUT /keeping/objects/{id}?policy=&ack=` | says how an object is kept from now on |
+//! | `PUT`, `DELETE /keeping/draining` | lets this node be emptied before it goes, takes that back |
+//! | `DELETE /keeping/nodes/{node}` | does not wait for a node any more |
 //! | `POST /fetch/{id}?from=` | brings an object from other nodes; with `fetching`, of the feature `net` |
 //! | `POST /gc?dry_run=`, `POST /scrub` | collects what is not pinned; reads everything to see whether it is still right |
 //!
@@ -55,6 +59,8 @@ mod asking;
 mod digest;
 #[cfg(feature = "net")]
 mod fetching;
+#[cfg(feature = "net")]
+mod keeping;
 mod manage;
 mod openapi;
 mod refusal;
@@ -73,7 +79,11 @@ use crate::Store;
 
 #[cfg(feature = "net")]
 pub use fetching::fetching;
+#[cfg(feature = "net")]
+pub use keeping::{Kept, Wishes, kept, kept_guarded};
 pub use openapi::document as openapi;
+#[cfg(feature = "net")]
+pub use openapi::kept as openapi_kept;
 
 /// The type of an answer with a proof.
 pub const BAO: &str = "application/vnd.ron.bao";
@@ -84,13 +94,19 @@ const IN_FLIGHT: u32 = 1024;
 
 /// The routes that only read objects whose names the client knows. They may be open to everybody.
 pub fn router(store: &Store) -> Router {
-    let guard = Guard::new("storage_get").in_flight(IN_FLIGHT).metrics(store.metrics());
+    reading(store, reads())
+}
+
+fn reads() -> Router<Store> {
     Router::new()
         .route("/o/{id}", get(answer::object))
         .route("/stat/{id}", get(manage::stat))
         .route("/openapi.json", get(openapi::serve))
-        .route_layer(guard)
-        .with_state(store.clone())
+}
+
+fn reading(store: &Store, routes: Router<Store>) -> Router {
+    let guard = Guard::new("storage_get").in_flight(IN_FLIGHT).metrics(store.metrics());
+    routes.route_layer(guard).with_state(store.clone())
 }
 
 /// The routes that change something or tell what there is. Each asks `authorizer` about an action of its own before
@@ -104,16 +120,30 @@ pub fn guarded(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
             .require(Arc::clone(&authorizer), action)
     };
     let puts = guard("storage_put", "objects.put").streaming();
-    let lists = guard("storage_list", "objects.list");
-    let pins = guard("storage_pin", "objects.pin");
-    let upkeep = guard("storage_upkeep", "objects.upkeep").deadline(manage::UPKEEP_MAX);
-    Router::new()
+    let own = Router::new()
         .route("/o/{id}", put(taking::put_object).route_layer(puts.clone()))
         .route("/o", post(taking::post_object).route_layer(puts))
         .route(
             "/o/{id}",
             axum::routing::delete(manage::delete).route_layer(guard("storage_delete", "objects.delete")),
         )
+        .with_state(store.clone());
+    guarded_rest(store, authorizer.clone()).merge(own)
+}
+
+/// Those of [`guarded`] that are the same wherever objects live.
+fn guarded_rest(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
+    let guard = |name: &'static str, action: &'static str| {
+        Guard::new(name)
+            .in_flight(IN_FLIGHT)
+            .metrics(store.metrics())
+            .no_compression()
+            .require(Arc::clone(&authorizer), action)
+    };
+    let lists = guard("storage_list", "objects.list");
+    let pins = guard("storage_pin", "objects.pin");
+    let upkeep = guard("storage_upkeep", "objects.upkeep").deadline(manage::UPKEEP_MAX);
+    Router::new()
         .route("/pins/{id}", put(manage::pin).delete(manage::unpin).route_layer(pins))
         .route("/o", get(manage::list).route_layer(lists.clone()))
         .route("/usage", get(manage::usage).route_layer(lists))

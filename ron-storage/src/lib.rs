@@ -46,6 +46,11 @@
 //! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
 //! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
 
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
+
 mod actor;
 mod buffers;
 #[cfg(feature = "net")]
@@ -61,6 +66,8 @@ mod holds;
 pub mod http;
 mod index;
 mod large;
+#[cfg(feature = "net")]
+pub mod members;
 // Public for the fuzz targets, and no part of the interface: what hosts see is exported below.
 #[doc(hidden)]
 pub mod logic;
@@ -88,6 +95,11 @@ mod touched;
 mod upkeep;
 mod writing;
 
+/// Streams of bytes into and out of a store, in the version this crate uses.
+pub use futures_core;
+/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+pub use ron_core;
+
 pub use error::StorageError;
 pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
 pub use logic::tree::TreeError;
@@ -103,7 +115,15 @@ pub fn inventory() -> ron_core::Inventory {
     let lanes = [
         &[actor::GETS, actor::PUTS, actor::SYNCS, actor::UPKEEP, actor::SCRUBS, handle::EVENTS][..],
         #[cfg(feature = "net")]
-        &[peers::LINKS, fetch::FETCH_EVENTS, repair::REPAIRS, repair::HEARD, repair::EVENTS],
+        &[
+            peers::LINKS,
+            members::LINKS,
+            fetch::FETCH_EVENTS,
+            repair::REPAIRS,
+            repair::URGENT,
+            repair::HEARD,
+            repair::EVENTS,
+        ],
     ];
     let locks = [
         &[
@@ -121,7 +141,7 @@ pub fn inventory() -> ron_core::Inventory {
     let tasks = [
         &[actor::GETTER, actor::PUTTER, actor::SYNCER, actor::KEEPER, actor::SCRUBBER][..],
         #[cfg(feature = "net")]
-        &[repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER],
+        &[repair::PLACER, repair::LOOKER, repair::PLANNER, repair::WORKER, members::GREETER],
     ];
     ron_core::Inventory::of(&lanes.concat(), &tasks.concat(), &locks.concat())
 }

@@ -10,6 +10,8 @@ pub mod inventory;
 #[cfg(feature = "net")]
 pub mod manifest;
 #[cfg(feature = "net")]
+pub mod members;
+#[cfg(feature = "net")]
 pub mod place;
 #[cfg(feature = "net")]
 pub mod plan;

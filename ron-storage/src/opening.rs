@@ -44,9 +44,6 @@ const STORE_BYTES: usize = 48;
 /// Reading a whole journal takes minutes; on a slow disk it may take longer, and there is nothing to do meanwhile.
 const OPENING: Duration = Duration::from_secs(24 * 3600);
 
-/// Bytes that wait for the journal's writer at most: what all streams together may hold.
-const PENDING_BYTES_MAX: u64 = 128 << 20;
-
 /// Large objects that are written down at a time when they are taken over.
 const ADOPTED_STEP: usize = 256;
 
@@ -105,6 +102,8 @@ pub(crate) struct Site {
     /// Whether what is synced survives.
     pub(crate) is_durable: bool,
     pub(crate) seed: Option<u64>,
+    #[cfg(feature = "net")]
+    pub(crate) clock: crate::claims::UnixClock,
 }
 
 /// Opens the store at `site`. The journal's writer runs in the group `journal`, other blocking work in `group`.
@@ -127,7 +126,8 @@ pub(crate) async fn open(
         chunk_bytes: (settings.segment_bytes / 8).clamp(4096, 8 << 20),
         // Not `small_bytes_max`, which may have been larger when what is compacted now was put.
         record_bytes_max: SMALL_BYTES_LIMIT,
-        pending_bytes_max: PENDING_BYTES_MAX,
+        // What all streams together may hold, and one record however long.
+        pending_bytes_max: settings.stream_bytes_max.saturating_mul(2).max(2 * u64::from(SMALL_BYTES_LIMIT)),
         on_damage: OnDamage::Report,
         opening: Opening::ReadLast,
         salts: site.seed.map_or(Salts::Random, Salts::Seeded),
@@ -166,7 +166,7 @@ pub(crate) async fn open(
     #[cfg(feature = "net")]
     let book = {
         let salts = site.seed.map_or(Salts::Random, Salts::Seeded);
-        Arc::new(crate::claims::Book::open(journal_group, Arc::clone(&disk), &dir, salts).await?)
+        Arc::new(crate::claims::Book::open(journal_group, Arc::clone(&disk), &dir, salts, site.clock).await?)
     };
     let parts = Parts {
         table,

@@ -47,7 +47,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use ron_core::{
-    ContentId, Deadline, ErrorKind, NodeId,
+    CallError, ContentId, Deadline, ErrorKind, NodeId,
     auth::Authorizer,
     net::{BoxFuture, Contact, NetError, oap::Code, rpc::RpcError},
 };
@@ -100,6 +100,24 @@ pub struct Pushed {
     pub existed: bool,
 }
 
+/// Bytes that go at once where they go within a rate.
+pub const PACED_BYTES: u64 = 16 << 10;
+
+/// What bytes wait for before they flow.
+pub trait Pace: Send + Sync + 'static {
+    /// Returns when so many more may flow.
+    ///
+    /// # Errors
+    /// [`CallError::Timeout`] if that will not be before the deadline.
+    fn take(&self, bytes: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), CallError>>;
+}
+
+impl Pace for ron_core::Pacer {
+    fn take(&self, bytes: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), CallError>> {
+        Box::pin(self.take(bytes, deadline))
+    }
+}
+
 /// What one node asks of another.
 pub trait Peers: fmt::Debug + Send + Sync + 'static {
     /// Which of these objects it has, at most [`IDS_MAX`] of them.
@@ -126,6 +144,21 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
         offer: &'a Offer,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Pushed, PeerError>>;
+
+    /// [`push`](Self::push) whose bytes flow within a rate. Who does not know how to pace what it sends waits for all of it
+    /// beforehand.
+    fn push_paced<'a>(
+        &'a self,
+        peer: &'a Peer,
+        offer: &'a Offer,
+        pace: &'a Arc<dyn Pace>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Pushed, PeerError>> {
+        Box::pin(async move {
+            pace.take(offer.len, deadline).await?;
+            self.push(peer, offer, deadline).await
+        })
+    }
 
     /// One question of a [`Comparison`] with what the peer has.
     fn inventory<'a>(

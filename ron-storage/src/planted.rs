@@ -21,6 +21,15 @@ pub enum Bug {
     TrustedIndex,
     /// A record is compacted away before its copy is durable.
     RemoveBeforeCopy,
+    /// What is read from a disk or sent by a peer is handed out as it is.
+    NoVerify,
+    /// A delete ends the claim, and is not remembered beyond that.
+    NoTombstone,
+    /// A piece that is about to be claimed is deleted all the same, if by the claims that are known it is too much.
+    NotHeld,
+    /// Breaks no rule: a claim is written down half a second after it was said, so that others get to do something in between, as
+    /// they do where a disk takes its time.
+    SlowClaim,
     /// Breaks no rule: the index is written half a second after its record, so that others get to put something in between,
     /// as they do where a disk takes its time.
     SlowIndex,

@@ -9,46 +9,66 @@
 //! [`Keeping::put`].
 
 mod hands;
+mod keeping;
 mod looking;
 mod planner;
+mod putting;
+mod seen;
+mod settings;
+mod start;
+mod status;
 mod telling;
 
 use std::{
     collections::BTreeMap,
     fmt,
-    num::{NonZeroU64, NonZeroUsize},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
 use ron_core::{
-    Affects, Capacity, ConfigError, ContentId, Counter, Deadline, Feed, Gauge, GaugeSpec, Histogram,
-    HistogramSpec, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, OwnCounter, Pacer, ReadyGate,
-    Restart, Snapshot, Stopped, Subscriber, Supervisor, Tally, TaskSpec,
-    net::{BoxFuture, Identity, PublicKey},
+    CallError, ContentId, Counter, Deadline, Feed, Gauge, GaugeSpec, Histogram, HistogramSpec, Lane,
+    LaneSpec, Lock, LockSpec, Metrics, NodeId, OwnCounter, Pacer, ReadyGate, Restart, Snapshot, Stopped,
+    Subscriber, Supervisor, Tally, TaskSpec,
+    net::{BoxFuture, PublicKey},
     now,
 };
 use tokio::time::Instant;
 
-pub use crate::logic::plan::{Class, Health};
+pub use self::{
+    keeping::Reading,
+    putting::{Ack, Placed},
+    settings::KeepingSettings,
+    start::Builder,
+    status::{KeepingEvent, KeepingStatus, NodeStatus},
+};
+use self::{
+    putting::Staying,
+    settings::{plan_settings, rate_and_burst, yielding},
+};
+pub use crate::logic::plan::{Class, Health, Presence};
 use crate::{
     StorageError, Store,
-    claims::{Claim, Manifest, Policy, Standing, Verified, Word, unix_millis},
+    claims::Standing,
+    fetch::Fetcher,
     logic::{
-        plan::{Holding, Node, Outcome, PlanSettings, Step},
+        plan::{Holding, Node, Outcome},
         promises::Promises,
-        yielding::Yielding,
     },
-    peers::{self, Offer, Peer, Peers},
+    peers::{self, PACED_BYTES, Pace, Peer, Peers},
 };
 
 pub(crate) const REPAIRS: LaneSpec = LaneSpec::new("ron-storage", "repair", 256)
     .flow("planner → repair workers")
     .why("more than workers do in a minute; when it is full the planner skips what is not urgent and plans it again");
+
+pub(crate) const URGENT: LaneSpec = LaneSpec::new("ron-storage", "repair_urgent", 256)
+    .flow("planner → repair workers")
+    .why("what the next loss would end, before everything else; when it is full the planner waits and sheds none of it");
 
 pub(crate) const HEARD: LaneSpec = LaneSpec::new("ron-storage", "repair_heard", 1024)
     .flow("lookers, workers and callers → planner")
@@ -86,6 +106,16 @@ const WAIT_SECONDS: HistogramSpec = HistogramSpec {
 const RF_OBSERVED: GaugeSpec =
     GaugeSpec { name: "rf_observed", help: "The fewest copies that an object has of those that want copies" };
 
+const NODES: [GaugeSpec; 2] = [
+    GaugeSpec { name: "nodes_up", help: "Nodes that keep objects and answer, this one among them" },
+    GaugeSpec { name: "nodes_away", help: "Nodes that keep objects and do not answer" },
+];
+
+const PACE: GaugeSpec = GaugeSpec {
+    name: "repair_bytes_per_second",
+    help: "Bytes that repairs may move per second now: the rate that is set, or less while readers wait",
+};
+
 const fn counter(name: &'static str, label: &'static str, help: &'static str) -> Counter {
     Counter::Own(OwnCounter { name, help, label })
 }
@@ -105,6 +135,12 @@ const HEALTHS: [GaugeSpec; 5] = [
     GaugeSpec { name: "objects_lost", help: "Objects of which too little is left" },
     GaugeSpec { name: "objects_deleted", help: "Objects that are deleted and remembered" },
 ];
+
+/// Events that are remembered for whoever asks what happened.
+const RECENT: usize = 32;
+
+/// How long whoever is asked may take before somebody else is asked as well.
+const HEDGE: Duration = Duration::from_secs(1);
 
 /// How often the rate of repair follows the readers.
 const YIELD_EVERY: Duration = Duration::from_millis(500);
@@ -127,6 +163,23 @@ pub trait Nodes: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Why nobody knows now. The last answer counts until the next.
     fn nodes(&self, deadline: Deadline) -> BoxFuture<'_, Result<Vec<Member>, StorageError>>;
+
+    /// Whether this node was told to go and has nothing left that belongs elsewhere: others need not wait for it.
+    fn leaves(&self, leaves: bool) {
+        let _ = leaves;
+    }
+
+    /// While it leaves, those who have not heard of it yet: they would wait for it if it stopped now.
+    fn untold(&self) -> Vec<NodeId> {
+        Vec::new()
+    }
+
+    /// A person says that a node will not come back. Says whether it is not waited for any more; hosts that have a list of
+    /// nodes take it out there instead.
+    fn forget(&self, node: &NodeId) -> bool {
+        let _ = node;
+        false
+    }
 }
 
 /// Nodes that are known from the start, or that the host replaces when they change.
@@ -134,154 +187,6 @@ impl Nodes for Snapshot<Vec<Member>> {
     fn nodes(&self, _: Deadline) -> BoxFuture<'_, Result<Vec<Member>, StorageError>> {
         Box::pin(std::future::ready(Ok(self.load().to_vec())))
     }
-}
-
-/// The knobs of keeping.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KeepingSettings {
-    /// How often everything is compared with every other node. Default a minute. Shorter notices losses sooner.
-    pub tick: Duration,
-    /// How often the host is asked who keeps objects. Default ten seconds.
-    pub refresh: Duration,
-    /// How long what a node has counts after it stopped answering. Default a quarter of an hour. Longer than a restart.
-    pub grace: Duration,
-    /// How long the next in line waits before it does what another should have done. Default five minutes.
-    pub takeover: Duration,
-    /// How long to wait after a failure; longer after each next one. Default five seconds.
-    pub retry: Duration,
-    /// Bytes that all repairs of this node together may move per second. Default 50 MiB.
-    pub bytes_per_second: u64,
-    /// Repairs at once. Default 4.
-    pub workers: NonZeroUsize,
-    /// Repairs that wait. Default 256.
-    pub lane: usize,
-    /// How long one repair may take before it counts as failed. Default ten minutes.
-    pub repair_timeout: Duration,
-    /// How long a stop waits for repairs that are under way. Default 5 s.
-    pub drain: Duration,
-}
-
-impl Default for KeepingSettings {
-    fn default() -> Self {
-        KeepingSettings {
-            tick: Duration::from_secs(60),
-            refresh: Duration::from_secs(10),
-            grace: Duration::from_secs(900),
-            takeover: Duration::from_secs(300),
-            retry: Duration::from_secs(5),
-            bytes_per_second: 50 << 20,
-            workers: const { NonZeroUsize::new(4).expect("not zero") },
-            lane: 256,
-            repair_timeout: Duration::from_secs(600),
-            drain: Duration::from_secs(5),
-        }
-    }
-}
-
-impl KeepingSettings {
-    /// Whether these make sense.
-    ///
-    /// # Errors
-    /// [`ConfigError`] with the first setting that does not.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        Capacity::new("repair_lane", self.lane)?;
-        let positive = [
-            ("repair_tick", self.tick),
-            ("repair_refresh", self.refresh),
-            ("repair_retry", self.retry),
-            ("repair_timeout", self.repair_timeout),
-        ];
-        for (key, duration) in positive {
-            if duration.is_zero() {
-                return Err(ConfigError::OutOfRange { key, value: "0 s".to_owned(), allowed: "above zero" });
-            }
-        }
-        if self.bytes_per_second < 1 << 10 {
-            let value = self.bytes_per_second.to_string();
-            return Err(ConfigError::OutOfRange {
-                key: "repair_bytes_per_second",
-                value,
-                allowed: "1024 or more",
-            });
-        }
-        Ok(())
-    }
-}
-
-/// When a put is acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ack {
-    /// When it is durable here. Copies follow.
-    Local,
-    /// When so many nodes have it durably, this one among them if it is one that keeps objects.
-    Copies(u8),
-}
-
-/// What a put did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Placed {
-    /// The object's name.
-    pub id: ContentId,
-    /// Its length.
-    pub len: u64,
-    /// The version of the claim on it.
-    pub version: u64,
-    /// Nodes that had it durably when this was said; of an object in shards, its shards.
-    pub durable_on: Vec<NodeId>,
-}
-
-/// Something that happened, for whoever is interested.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeepingEvent {
-    /// An object cannot be restored from anything that is known.
-    Lost(ContentId),
-    /// One that was lost can be read again.
-    Found(ContentId),
-    /// A repair was done, read back and found good.
-    Repaired {
-        /// The object.
-        object: ContentId,
-        /// How much it mattered.
-        class: Class,
-        /// Bytes that it moved.
-        bytes: u64,
-    },
-    /// A node did not do what it said: its copy is not what it should be.
-    Blamed {
-        /// The node.
-        node: NodeId,
-        /// The piece.
-        piece: ContentId,
-    },
-    /// A node stopped answering, or answers again.
-    Presence {
-        /// The node.
-        node: NodeId,
-        /// Whether it answers.
-        is_up: bool,
-    },
-}
-
-/// How everything is doing, in the eyes of this node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct KeepingStatus {
-    /// Objects by how they are doing.
-    pub objects: BTreeMap<Health, usize>,
-    /// Nodes that answer, this one among them.
-    pub up: usize,
-    /// Nodes that do not.
-    pub away: usize,
-    /// Whether every other node was looked at since the start.
-    pub has_looked: bool,
-    /// Repairs that wait or are under way.
-    pub repairs: usize,
-    /// Claims that are known.
-    pub claims: usize,
-    /// Wanted objects and shards that are here and belong elsewhere.
-    pub misplaced: usize,
 }
 
 /// What the planner hears.
@@ -309,31 +214,66 @@ struct Shared {
     born: Instant,
     store: Store,
     peers: Arc<dyn Peers>,
+    fetcher: Fetcher,
     members: Snapshot<BTreeMap<NodeId, Member>>,
     promises: Lock<Promises>,
-    pacer: Pacer,
-    settings: KeepingSettings,
+    pace: Arc<Paced>,
+    #[cfg(feature = "erasure")]
+    spawner: ron_core::Spawner,
+    settings: Snapshot<KeepingSettings>,
+    nodes: Arc<dyn Nodes>,
+    /// Nodes that must answer for writes to be acknowledged.
+    answering: Snapshot<usize>,
+    recent: Snapshot<Vec<(u64, KeepingEvent)>>,
     heard: Lane<Heard>,
     events: Feed<KeepingEvent>,
     status: Snapshot<KeepingStatus>,
-    is_draining: AtomicBool,
     owners: Option<Owners>,
     under_way: AtomicU64,
     draws: AtomicU64,
+    /// The last version that was said here.
+    said: AtomicU64,
     counts: Counts,
 }
 
 /// Says whose claims are taken.
 type Owners = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-struct Counts {
+/// The rate of all repairs, and what waiting for it is counted in.
+struct Paced {
+    pacer: Pacer,
     wait: Histogram,
     bytes: Tally,
     paced: Tally,
+}
+
+impl Pace for Paced {
+    fn take(&self, bytes: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), CallError>> {
+        Box::pin(async move {
+            let (began, mut left) = (now(), bytes);
+            while left > 0 {
+                let some = left.min(PACED_BYTES);
+                self.pacer.take(some, deadline).await?;
+                left -= some;
+            }
+            let waited = now().saturating_duration_since(began);
+            self.wait.observe(waited.as_secs_f64());
+            self.bytes.add(bytes);
+            if !waited.is_zero() {
+                self.paced.add(1);
+            }
+            Ok(())
+        })
+    }
+}
+
+struct Counts {
     skipped: Tally,
     looked: Tally,
     unlooked: Tally,
     rf: Gauge,
+    pace: Gauge,
+    nodes: [Gauge; 2],
     health: [Gauge; 5],
     done: [Tally; 6],
     failed: [Tally; 6],
@@ -343,13 +283,12 @@ impl Counts {
     fn new(metrics: &Metrics) -> Self {
         let classes = [Class::Urgent, Class::Copies, Class::Parity, Class::Drop, Class::Move, Class::Trim];
         Counts {
-            wait: metrics.histogram(WAIT_SECONDS),
-            bytes: metrics.tally(BYTES, ""),
-            paced: metrics.tally(PACED, ""),
             skipped: metrics.tally(SKIPPED, "full"),
             looked: metrics.tally(LOOKS, "done"),
             unlooked: metrics.tally(LOOKS, "failed"),
             rf: metrics.gauge(RF_OBSERVED),
+            pace: metrics.gauge(PACE),
+            nodes: NODES.map(|spec| metrics.gauge(spec)),
             health: HEALTHS.map(|spec| metrics.gauge(spec)),
             done: classes.map(|class| metrics.tally(DONE, class.name())),
             failed: classes.map(|class| metrics.tally(FAILED, class.name())),
@@ -362,8 +301,21 @@ impl Shared {
         now().saturating_duration_since(self.born)
     }
 
+    /// Whether this node was told to go.
+    fn is_draining(&self) -> bool {
+        self.store.book().is_leaving()
+    }
+
     fn peer(&self, node: &NodeId) -> Option<Peer> {
         self.members.load().get(node).map(|member| member.peer.clone())
+    }
+
+    /// Milliseconds since 1970, or so, and never the same twice: two words at once are two versions.
+    fn clock(&self) -> u64 {
+        let now = self.store.book().unix_millis();
+        let next = |last: u64| now.max(last.saturating_add(1));
+        let last = self.said.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+        next(last.unwrap_or_default())
     }
 
     /// A number that nobody could know beforehand.
@@ -371,149 +323,19 @@ impl Shared {
         fastrand::Rng::with_seed(self.draws.fetch_add(1, Ordering::Relaxed)).u64(..)
     }
 
+    /// Tells whoever is interested, and remembers it for whoever asks.
+    fn tell(&self, event: KeepingEvent) {
+        let at = self.store.book().unix_millis();
+        self.recent.update(|recent| {
+            let rest = recent.len().saturating_sub(RECENT - 1);
+            recent[rest..].iter().cloned().chain([(at, event.clone())]).collect()
+        });
+        self.events.publish(event);
+    }
+
     async fn hear(&self, heard: Heard) {
         // The planner is gone only when everything is.
         let _ = self.heard.push(heard, Deadline::after(Deadline::LONGEST)).await;
-    }
-}
-
-/// How keeping is begun. See [`Keeping::builder`].
-pub struct Builder {
-    store: Store,
-    me: NodeId,
-    peers: Arc<dyn Peers>,
-    nodes: Arc<dyn Nodes>,
-    settings: KeepingSettings,
-    metrics: Option<Metrics>,
-    owners: Option<Owners>,
-    seed: Option<u64>,
-}
-
-impl Builder {
-    /// Other knobs than the default ones.
-    #[must_use]
-    pub fn settings(mut self, settings: KeepingSettings) -> Self {
-        self.settings = settings;
-        self
-    }
-
-    /// Where its counters go; to the supervisor's without it.
-    #[must_use]
-    pub fn metrics(mut self, metrics: Metrics) -> Self {
-        self.metrics = Some(metrics);
-        self
-    }
-
-    /// Whose claims are taken from other nodes. Without it, everybody's that those nodes take.
-    #[must_use]
-    pub fn owners(mut self, owners: impl Fn(&PublicKey) -> bool + Send + Sync + 'static) -> Self {
-        self.owners = Some(Arc::new(owners));
-        self
-    }
-
-    /// Where randomness begins, for runs that can be repeated.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// Begins, in a group of its own under `supervisor`.
-    ///
-    /// # Errors
-    /// [`StorageError::Config`].
-    pub fn start(self, supervisor: &Supervisor) -> Result<Keeping, StorageError> {
-        let Builder { store, me, peers, nodes, settings, metrics, owners, seed } = self;
-        settings.check()?;
-        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
-        let group = supervisor.child("storage keeping", settings.drain, metrics);
-        let metrics = group.metrics().clone();
-        let (heard, inbox) = Lane::open(HEARD, &metrics);
-        let lane = REPAIRS.with_capacity(Capacity::new("repair_lane", settings.lane)?);
-        let (repairs, steps) = Lane::open(lane, &metrics);
-        heard.close_on(&group.stop());
-        repairs.close_on(&group.stop());
-        let events = Feed::open(EVENTS, &metrics);
-        events.close_on(&group.stop());
-        let gate = group.ready().gate("storage.keeping", Affects::Writes);
-        gate.close("has not compared with the other nodes yet");
-        let shared = Arc::new(Shared {
-            me,
-            born: now(),
-            store,
-            peers,
-            members: Snapshot::new(BTreeMap::new()),
-            promises: Lock::new(PROMISES, Promises::default(), &metrics),
-            pacer: pacer(settings.bytes_per_second),
-            heard,
-            events,
-            status: Snapshot::new(KeepingStatus::default()),
-            is_draining: AtomicBool::new(false),
-            owners,
-            under_way: AtomicU64::new(0),
-            draws: AtomicU64::new(seed.unwrap_or_else(|| fastrand::u64(..))),
-            counts: Counts::new(&metrics),
-            settings,
-        });
-        let (of_placer, of_looker, of_planner) =
-            (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&shared));
-        let placing = metrics.clone();
-        let _ = group.spawn_restarting(PLACER, move |stop| {
-            let (shared, nodes, metrics) = (Arc::clone(&of_placer), Arc::clone(&nodes), placing.clone());
-            Box::pin(looking::place(shared, nodes, metrics, stop))
-        });
-        let _ =
-            group.spawn_restarting(LOOKER, move |stop| Box::pin(looking::look(Arc::clone(&of_looker), stop)));
-        let gate = Arc::new(gate);
-        let planning = Arc::clone(&gate);
-        let _ = group.spawn_restarting(PLANNER, move |stop| {
-            let planner =
-                planner::Planner::new(Arc::clone(&of_planner), repairs.clone(), Arc::clone(&planning));
-            Box::pin(planner.run(inbox.clone(), stop))
-        });
-        for _ in 0..shared.settings.workers.get() {
-            let (shared, steps) = (Arc::clone(&shared), steps.clone());
-            let _ =
-                group.spawn_restarting(WORKER, move |_| Box::pin(work(Arc::clone(&shared), steps.clone())));
-        }
-        Ok(Keeping { shared, group, _gate: gate })
-    }
-}
-
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("me", &self.me)
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
-}
-
-fn pacer(bytes_per_second: u64) -> Pacer {
-    let rate = NonZeroU64::new(bytes_per_second).unwrap_or(NonZeroU64::MIN);
-    // An eighth of a second: what comes at once is still little beside what readers get.
-    Pacer::new(rate, NonZeroU64::new(rate.get() / 8).unwrap_or(NonZeroU64::MIN))
-}
-
-/// Does repairs, one after the other, until the lane is closed and empty.
-async fn work(shared: Arc<Shared>, steps: Inbox<Step>) {
-    while let Some(step) = steps.recv().await {
-        let (object, class) = (step.object, step.class);
-        let limit = Deadline::after(shared.settings.repair_timeout);
-        let (outcome, bytes) = match limit.limit("repair", hands::perform(&shared, &step, limit)).await {
-            Ok(done) => done,
-            Err(_) => (Outcome::Failed, 0),
-        };
-        let at = class as usize;
-        if outcome == Outcome::Done {
-            shared.counts.done[at].add(1);
-            shared.counts.bytes.add(bytes);
-            shared.events.publish(KeepingEvent::Repaired { object, class, bytes });
-        } else {
-            shared.counts.failed[at].add(1);
-        }
-        shared.under_way.fetch_sub(1, Ordering::Relaxed);
-        shared.hear(Heard::Done { object, outcome }).await;
     }
 }
 
@@ -526,13 +348,6 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Keeping for `store`, which is that of the node `me`; other nodes are asked through `peers`.
-    #[must_use]
-    pub fn builder(store: &Store, me: NodeId, peers: Arc<dyn Peers>, nodes: Arc<dyn Nodes>) -> Builder {
-        let settings = KeepingSettings::default();
-        Builder { store: store.clone(), me, peers, nodes, settings, metrics: None, owners: None, seed: None }
-    }
-
     /// What to serve the store with, so that other nodes can offer objects, compare claims and ask for promises: the
     /// [`policy`](crate::peers::Rules::policy) of the rules. The rules also say who may; usually the nodes that keep objects.
     #[must_use]
@@ -546,113 +361,6 @@ impl Keeping {
         self.shared.members.load().contains_key(node)
     }
 
-    /// Puts an object and claims it for `owner`, and says who has it. When it returns `Ok` it is claimed durably here, and as
-    /// many nodes have it as `ack` asks for. Dropping the future may leave it put or claimed; doing it again is harmless.
-    ///
-    /// # Errors
-    /// [`StorageError::Unacknowledged`] if fewer nodes have it at the deadline: it is kept and claimed here, and copies follow
-    /// when they can. [`StorageError::Claim`] for a policy that cannot be, and those of [`Store::put`].
-    pub async fn put(
-        &self,
-        content: Bytes,
-        policy: Policy,
-        owner: &Identity,
-        ack: Ack,
-        deadline: Deadline,
-    ) -> Result<Placed, StorageError> {
-        policy.check()?;
-        let (shared, len) = (&self.shared, content.len() as u64);
-        let (pieces, manifest) = match policy {
-            Policy::Copies(_) => (vec![content], None),
-            Policy::Erasure { data, parity } => hands::cut(&content, data, parity)?,
-        };
-        let mut ids = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            ids.push((piece.len() as u64, shared.store.put_bytes(piece, deadline).await?.id));
-        }
-        let (id, word) = match &manifest {
-            None => (ids[0].1, Word::Copies(copies(policy))),
-            Some(manifest) => (manifest.object, Word::Erasure(manifest.coding())),
-        };
-        let version = self.say(owner, (id, len), word, manifest.clone(), deadline).await?;
-        let durable_on = match (ack, &manifest) {
-            (Ack::Local, _) => shared.store.is_durable().then_some(shared.me).into_iter().collect(),
-            (Ack::Copies(wanted), None) => self.spread_copies(id, len, policy, wanted, deadline).await?,
-            (Ack::Copies(_), Some(manifest)) => self.spread_shards(manifest, &ids, deadline).await?,
-        };
-        Ok(Placed { id, len, version, durable_on })
-    }
-
-    /// Says something else about an object than before: another policy, or a pin. To change to shards or away from them, the
-    /// object is read first, from wherever it is.
-    ///
-    /// # Errors
-    /// [`StorageError::NotFound`] if the object is needed for that and nowhere to be had; and those of [`put`](Self::put).
-    pub async fn set_policy(
-        &self,
-        id: ContentId,
-        policy: Policy,
-        owner: &Identity,
-        deadline: Deadline,
-    ) -> Result<u64, StorageError> {
-        policy.check()?;
-        let shared = &self.shared;
-        let content = match shared.store.stat(id, deadline).await {
-            Ok(stat) if !stat.is_quarantined => None,
-            _ => Some(hands::read(shared, id, deadline).await?),
-        };
-        let len = match &content {
-            Some(content) => content.len() as u64,
-            None => shared.store.stat(id, deadline).await?.len,
-        };
-        if let Some(content) = content {
-            // It is here before anybody hears that its shards are not needed.
-            shared.store.put_bytes(content, deadline).await?;
-        }
-        let (word, manifest) = match policy {
-            Policy::Copies(copies) => (Word::Copies(copies), None),
-            Policy::Erasure { data, parity } => {
-                let content = shared.store.get_bytes(id, u64::MAX, deadline).await?;
-                let (shards, manifest) = hands::cut(&content, data, parity)?;
-                for shard in shards {
-                    shared.store.put_bytes(shard, deadline).await?;
-                }
-                let manifest = manifest.ok_or(StorageError::NotFound { id })?;
-                (Word::Erasure(manifest.coding()), Some(manifest))
-            }
-        };
-        self.say(owner, (id, len), word, manifest, deadline).await
-    }
-
-    /// Ends `owner`'s claim on an object, and remembers that for `retention` after the last copy is gone. If nobody else
-    /// claims it, it is deleted everywhere, also on nodes that are away now and come back.
-    ///
-    /// # Errors
-    /// [`StorageError::Claim`] for a retention that is not allowed; those of [`Store::claim`].
-    pub async fn delete(
-        &self,
-        id: ContentId,
-        owner: &Identity,
-        retention: Duration,
-        deadline: Deadline,
-    ) -> Result<u64, StorageError> {
-        self.say(owner, (id, 0), Word::Tombstone { retention: retention.as_secs() }, None, deadline).await
-    }
-
-    /// Keeps the copies of an object that there are, wherever they are.
-    ///
-    /// # Errors
-    /// Those of [`Store::claim`].
-    pub async fn pin(
-        &self,
-        id: ContentId,
-        owner: &Identity,
-        deadline: Deadline,
-    ) -> Result<u64, StorageError> {
-        let len = self.shared.store.stat(id, deadline).await.map_or(0, |stat| stat.len);
-        self.say(owner, (id, len), Word::Pin, None, deadline).await
-    }
-
     /// An object from wherever it is: from here, from another node, or out of shards. Verified.
     ///
     /// # Errors
@@ -662,10 +370,17 @@ impl Keeping {
     }
 
     /// Tells the other nodes that this one is about to go: it is given nothing more, and what it has is copied to where it
-    /// belongs then. It can be stopped when [`status`](Self::status) says that nothing is misplaced. `false` takes it back.
-    pub fn set_draining(&self, is_draining: bool) {
-        self.shared.is_draining.store(is_draining, Ordering::Release);
+    /// belongs then. It can be stopped when [`status`](Self::status) says that nothing is needed any more and nobody is untold. `false` takes it back.
+    /// It is written down, and holds after a restart; a store in memory forgets it with everything else. Dropping the future may
+    /// leave it either way.
+    ///
+    /// # Errors
+    /// [`StorageError::Full`], [`StorageError::Disk`]: it could not be written down, and does not count.
+    pub async fn set_draining(&self, is_draining: bool, deadline: Deadline) -> Result<(), StorageError> {
+        self.shared.store.book().set_leaving(is_draining, deadline).await?;
+        // If there is no room for the word, the planner sees it within a second.
         let _ = self.shared.heard.try_push(Heard::Members);
+        Ok(())
     }
 
     /// How everything is doing.
@@ -684,109 +399,6 @@ impl Keeping {
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
     }
-
-    /// Signs the next version of an owner's word, and takes it in.
-    async fn say(
-        &self,
-        owner: &Identity,
-        object: (ContentId, u64),
-        word: Word,
-        manifest: Option<Manifest>,
-        deadline: Deadline,
-    ) -> Result<u64, StorageError> {
-        let store = &self.shared.store;
-        let key = owner.public_key();
-        let known = store.claims(&object.0).into_iter().find(|claim| claim.owner == key);
-        // The same again is not news.
-        if let Some(known) = known.as_ref().filter(|known| known.word == word) {
-            return Ok(known.version);
-        }
-        // At least the clock: a later word wins also where it is said by a node that has not heard the one before.
-        let version = known.map_or(0, |known| known.version.saturating_add(1)).max(unix_millis());
-        let claim: Verified = Claim::sign(owner, object, version, unix_millis() / 1000, word)?;
-        store.claim(claim, manifest, deadline).await?;
-        let _ = self.shared.heard.try_push(Heard::Claims);
-        Ok(version)
-    }
-
-    async fn spread_copies(
-        &self,
-        id: ContentId,
-        len: u64,
-        policy: Policy,
-        wanted: u8,
-        deadline: Deadline,
-    ) -> Result<Vec<NodeId>, StorageError> {
-        let shared = &self.shared;
-        let mut durable_on: Vec<NodeId> =
-            shared.store.is_durable().then_some(shared.me).into_iter().collect();
-        let offer = Offer { id, len, claim: telling::told(shared, &id) };
-        for node in looking::targets(shared, &id, copies(policy).max(wanted).into()) {
-            if durable_on.len() >= wanted.into() {
-                break;
-            }
-            let Some(peer) = shared.peer(&node).filter(|_| node != shared.me) else { continue };
-            match shared.peers.push(&peer, &offer, deadline).await {
-                Ok(pushed) if pushed.is_durable => {
-                    durable_on.push(node);
-                    shared.hear(Heard::Held { node, piece: id, holding: Holding::Good }).await;
-                }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%node, %error, "a copy was not taken"),
-            }
-        }
-        enough(durable_on, wanted)
-    }
-
-    async fn spread_shards(
-        &self,
-        manifest: &Manifest,
-        shards: &[(u64, ContentId)],
-        deadline: Deadline,
-    ) -> Result<Vec<NodeId>, StorageError> {
-        let shared = &self.shared;
-        let targets = looking::targets(shared, &manifest.object, manifest.shards.len());
-        let claim = telling::told(shared, &manifest.object);
-        let (mut durable_on, mut spare) = (Vec::new(), targets.iter().skip(manifest.shards.len()).copied());
-        for (at, shard) in manifest.shards.iter().enumerate() {
-            let mut node = targets.get(at % targets.len().max(1)).copied();
-            let len = shards.iter().find(|(_, id)| id == shard).map_or(0, |(len, _)| *len);
-            // Where it belongs, or else on one of the next best.
-            while let Some(to) = node {
-                if to == shared.me {
-                    durable_on.extend(shared.store.is_durable().then_some(to));
-                    break;
-                }
-                let Some(peer) = shared.peer(&to) else { break };
-                let offer = Offer { id: *shard, len, claim: claim.clone() };
-                match shared.peers.push(&peer, &offer, deadline).await {
-                    Ok(pushed) if pushed.is_durable => {
-                        durable_on.push(to);
-                        shared.hear(Heard::Held { node: to, piece: *shard, holding: Holding::Good }).await;
-                        break;
-                    }
-                    Ok(_) => tracing::debug!(node = %to, "a shard would not survive there"),
-                    Err(error) => tracing::debug!(node = %to, %error, "a shard was not taken"),
-                }
-                node = spare.next();
-            }
-        }
-        enough(durable_on, u8::try_from(manifest.shards.len()).unwrap_or(u8::MAX))
-    }
-}
-
-fn copies(policy: Policy) -> u8 {
-    match policy {
-        Policy::Copies(copies) => copies,
-        Policy::Erasure { .. } => 0,
-    }
-}
-
-fn enough(durable_on: Vec<NodeId>, wanted: u8) -> Result<Vec<NodeId>, StorageError> {
-    if durable_on.len() < wanted.into() {
-        return Err(StorageError::Unacknowledged { wanted: wanted.into(), found: durable_on.len() });
-    }
-    Ok(durable_on)
 }
 
 /// What an object's claims say, for the planner.
@@ -809,14 +421,4 @@ impl fmt::Debug for Keeping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keeping").field("status", &self.status()).finish_non_exhaustive()
     }
-}
-
-/// The settings of the plan.
-fn plan_settings(settings: &KeepingSettings) -> PlanSettings {
-    PlanSettings { grace: settings.grace, takeover: settings.takeover, retry: settings.retry }
-}
-
-/// The rate that follows the readers.
-fn yielding(settings: &KeepingSettings) -> Yielding {
-    Yielding::new(settings.bytes_per_second)
 }

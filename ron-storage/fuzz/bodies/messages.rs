@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ron_core::ContentId;
 use ron_storage::logic::{
     inventory::{Comparison, Names, Prefix, answer},
+    members::{Card, read_file, write_file},
     wire::{
         Holding, IDS_MAX, Offer, RANGES_MAX, Taking, Want, read_have, read_parts, read_question, write_have,
         write_parts, write_question,
@@ -48,6 +49,14 @@ pub(crate) fn messages(data: &[u8]) {
             if let Ok(question) = read_question(body) {
                 assert_eq!(answer(&ours, &question).len(), question.len());
                 assert_eq!(read_question(&write_question(&question)), Ok(question));
+            }
+        }
+        6 => {
+            if let Ok(card) = Card::decode(body) {
+                assert_eq!(Card::decode(&card.encode()), Ok(card));
+            }
+            if let Ok(members) = read_file(body) {
+                assert_eq!(read_file(&write_file(&members)), Ok(members));
             }
         }
         _ => {

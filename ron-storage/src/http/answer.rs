@@ -8,11 +8,14 @@ use axum::{
     response::Response,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use ron_core::{ContentId, Deadline, http::Problem};
+use ron_core::{
+    ContentId, Deadline,
+    http::{Problem, Query},
+};
 
 use super::{
     BAO,
-    asking::{IdPath, Query, deadline, for_client, id, lines, wants_proof},
+    asking::{IdPath, deadline, for_client, id, lines, wants_proof},
     refusal::{no_range, problem},
     sending::{Part, Sending},
 };
@@ -52,7 +55,7 @@ pub(super) async fn object(
         return wanted.proof(&store, request.headers(), query.get("bytes")).await;
     }
     if query.get("bytes").is_some() {
-        return Err(super::asking::bad(format!("bytes is for answers with a proof: accept: {BAO}")));
+        return Err(Query::refusal(format!("bytes is for answers with a proof: accept: {BAO}")));
     }
     wanted.bytes(store, request.headers(), query.get("filename")).await
 }
@@ -238,7 +241,7 @@ fn disposition(filename: Option<&str>) -> Result<HeaderValue, Problem> {
         !c.is_control() && !matches!(c, '/' | '\\' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     if name.is_empty() || name.len() > FILENAME_MAX || !name.chars().all(is_plain) || name.starts_with('.') {
-        return Err(super::asking::bad(format!(
+        return Err(Query::refusal(format!(
             "filename is the name of a file: up to {FILENAME_MAX} bytes, no path, no control characters, not hidden"
         )));
     }

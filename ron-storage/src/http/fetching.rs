@@ -10,13 +10,13 @@ use axum::{
 use http::StatusCode;
 use ron_core::{
     auth::Authorizer,
-    http::{Guard, Json, Problem},
+    http::{Guard, Json, Problem, Query},
     net::Contact,
 };
 use serde::Serialize;
 
 use super::{
-    asking::{IdPath, Query, bad, deadline, id},
+    asking::{IdPath, deadline, id},
     refusal::problem,
 };
 use crate::{
@@ -59,13 +59,25 @@ async fn fetch(
     let (id, query, deadline) = (id(path)?, Query::of(&request, &["from"])?, deadline(&request));
     let providers: Vec<Peer> = match query.get("from") {
         Some(from) => {
-            let contact: Contact = from.parse().map_err(|error| bad(format!("from: {error}")))?;
+            let contact: Contact = from.parse().map_err(|error| Query::refusal(format!("from: {error}")))?;
             vec![contact.into()]
         }
         None if fetcher.store().has(id, deadline).await.map_err(problem)? => Vec::new(),
         None => finder.find(id, deadline.within(LOOK_MAX)).await,
     };
-    let fetched = fetcher.fetch(id, &providers, deadline).await.map_err(|error| {
+    let fetched = match fetcher.fetch(id, &providers, deadline).await {
+        Err(error @ (FetchError::NoProviders | FetchError::AllFailed { .. })) => {
+            match finder.make(id, deadline).await.map_err(problem)? {
+                Some(stored) => {
+                    let (size, existed) = (stored.len, stored.existed);
+                    return Ok(Json(FetchedBody { id: id.to_string(), size, received: size, existed }));
+                }
+                None => Err(error),
+            }
+        }
+        fetched => fetched,
+    };
+    let fetched = fetched.map_err(|error| {
         let words = error.to_string();
         match error {
             FetchError::Store(error) => problem(error),

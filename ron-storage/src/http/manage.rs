@@ -9,12 +9,12 @@ use axum::{
 use http::StatusCode;
 use ron_core::{
     ContentId,
-    http::{Json, Problem},
+    http::{Json, Problem, Query},
 };
 use serde::Serialize;
 
 use super::{
-    asking::{IdPath, Query, bad, deadline, for_client, id},
+    asking::{IdPath, deadline, for_client, id},
     refusal::problem,
 };
 use crate::{Cursor, Gc, Stat, Store};
@@ -110,10 +110,8 @@ pub(super) async fn stat(
 pub(super) async fn list(State(store): State<Store>, request: Request) -> Result<Json<PageBody>, Problem> {
     let query = Query::of(&request, &["after", "limit"])?;
     let after = query.get("after").map(ContentId::parse_any).transpose();
-    let after = after.map_err(|error| bad(format!("after: {error}")))?.map(Cursor::after);
-    let limit = query.get("limit").map_or(Ok(LIMIT), str::parse);
-    let limit = limit.ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-    let limit = limit.ok_or_else(|| bad(format!("limit is a number from 1 to {LIMIT_MAX}")))?;
+    let after = after.map_err(|error| Query::refusal(format!("after: {error}")))?.map(Cursor::after);
+    let limit = query.limit("limit", LIMIT, LIMIT_MAX)?;
     let page = for_client(store, &request).list(after, limit, deadline(&request)).await.map_err(problem)?;
     Ok(Json(PageBody {
         objects: page.objects.into_iter().map(StatBody::from).collect(),

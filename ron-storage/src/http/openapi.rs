@@ -5,10 +5,10 @@
 
 use axum::{extract::Request, response::Response};
 use http::{HeaderValue, header};
-use ron_core::http::Problem;
+use ron_core::http::{Problem, Query};
 use serde_json::{Map, Value, json};
 
-use super::{BAO, asking::Query};
+use super::BAO;
 
 /// The document, with paths as they are below the place where the routers are mounted.
 #[must_use]
@@ -125,6 +125,114 @@ pub fn document() -> Value {
     })
 }
 
+/// [`document`] for the routers of a store whose objects live on many nodes.
+#[cfg(feature = "net")]
+#[must_use]
+pub fn kept() -> Value {
+    let mut document = document();
+    let unacknowledged = "Fewer nodes have it than were asked for: it is kept here and copied later; or stopping, or the disk failed";
+    let wishes = || {
+        [
+            query(
+                "policy",
+                json!({"type": "string"}),
+                "How it is kept: a number of copies, or shards as in 6+3",
+            ),
+            query("ack", json!({"type": "string"}), "When to answer: local, or when so many nodes have it"),
+        ]
+    };
+    for (path, method) in [("/o/{id}", "put"), ("/o", "post")] {
+        let op = &mut document["paths"][path][method];
+        if let Some(parameters) = op["parameters"].as_array_mut() {
+            parameters.extend(wishes());
+        }
+        for status in ["200", "201"] {
+            op["responses"][status]["content"] = json_of("Kept");
+        }
+        op["responses"]["503"]["description"] = unacknowledged.into();
+    }
+    let deleted = &mut document["paths"]["/o/{id}"]["delete"];
+    deleted["summary"] = "Deletes the object on all nodes, also on those that are away and come back".into();
+    deleted["responses"]["409"]["description"] = "It is pinned, or others claim it".into();
+    let node = json!({"name": "node", "in": "path", "required": true, "schema": {"type": "string"}, "description": "64 lowercase hex digits"});
+    let own = json!({
+        "/keeping/status": {"get": op("How objects and nodes are doing", &[], None, &[(200, "So", json_of("Keeping"))])},
+        "/keeping/objects/{id}": {
+            "parameters": [id()],
+            "put": guarded(op("Says how an object is kept from now on, and brings it here for that", &wishes(), None, &[
+                (200, "It is claimed so", json_of("Wish")),
+                (400, "The id or a parameter is not understood", problem()),
+                (404, "Nobody has it", problem()),
+                (413, "It is too large to be cut into shards", problem()),
+                (503, unacknowledged, problem()),
+                (507, "The disk or the quota is full", problem()),
+            ])),
+        },
+        "/keeping/draining": {
+            "put": guarded(op("Lets this node be emptied before it goes", &[], None, &[(200, "It is given nothing more", json_of("Draining"))])),
+            "delete": guarded(op("Takes that back", &[], None, &[(200, "It is", json_of("Draining"))])),
+        },
+        "/keeping/nodes/{node}": {
+            "parameters": [node],
+            "delete": guarded(op("Does not wait for a node any more that will not come back", &[], None, &[
+                (200, "It is forgotten", json_of("Forgotten")),
+                (400, "This is no name of a node", problem()),
+                (404, "It is not known, or listed in the settings", problem()),
+            ])),
+        },
+    });
+    if let (Value::Object(paths), Value::Object(own)) = (&mut document["paths"], own) {
+        paths.extend(own);
+    }
+    if let (Value::Object(schemas), Value::Object(own)) =
+        (&mut document["components"]["schemas"], kept_schemas())
+    {
+        schemas.extend(own);
+    }
+    document
+}
+
+#[cfg(feature = "net")]
+fn kept_schemas() -> Value {
+    let (text, number, flag) =
+        (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}), json!({"type": "boolean"}));
+    let list = |items: &Value| json!({"type": "array", "items": items});
+    let wish = [("policy", &text), ("acknowledged", &number), ("nodes", &list(&text)), ("version", &number)];
+    let stored = [
+        ("id", &text),
+        ("cid", &text),
+        ("size", &number),
+        ("existed", &flag),
+        ("durability", &json!({"enum": ["durable", "buffered"]})),
+    ];
+    json!({
+        "Kept": record(&[&stored[..], &wish[..]].concat(), &[]),
+        "Wish": record(&[&wish[..], &[("id", &text)]].concat(), &[]),
+        "Draining": record(&[("draining", &flag)], &[]),
+        "Forgotten": record(&[("node", &text), ("forgotten", &flag)], &[]),
+        "Keeping": record(&[
+            ("policy", &text), ("ack", &text), ("has_looked", &flag), ("claims", &number),
+            ("objects", &json!({"$ref": "#/components/schemas/Healths"})),
+            ("rf_observed", &json!({"type": ["integer", "null"], "minimum": 0})), ("repairs", &number),
+            ("bytes_per_second", &number), ("draining", &flag), ("misplaced", &number), ("needed", &number),
+            ("untold", &number), ("up", &number), ("away", &number),
+            ("nodes", &list(&json!({"$ref": "#/components/schemas/Node"}))),
+            ("recent", &list(&json!({"$ref": "#/components/schemas/KeepingEvent"}))),
+        ], &[]),
+        "Healths": record(&[], &[
+            ("met", &number), ("under", &number), ("urgent", &number), ("lost", &number), ("deleted", &number),
+        ]),
+        "Node": record(&[
+            ("id", &text), ("addrs", &list(&text)), ("zone", &text), ("weight", &number), ("durable", &flag),
+            ("presence", &json!({"enum": ["up", "draining", "away", "unknown"]})),
+            ("seen_ms", &json!({"type": ["integer", "null"], "minimum": 0})), ("pieces", &number), ("this", &flag),
+        ], &[]),
+        "KeepingEvent": record(&[
+            ("event", &json!({"enum": ["lost", "found", "repaired", "blamed", "away", "back"]})), ("at_ms", &number),
+        ], &[("object", &text), ("node", &text), ("class", &text), ("bytes", &number)]),
+    })
+}
+
 fn schemas() -> Value {
     let (text, number, flag) =
         (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}), json!({"type": "boolean"}));
@@ -201,7 +309,7 @@ fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16,
     for (status, what) in [
         (400, "A parameter is not understood"),
         (429, "Too much at once; retry-after says when"),
-        (503, "Stopping, or the disk failed"),
+        (503, "Stopping, or the disk failed, or no node that answers has what is claimed"),
         (504, "Not in time"),
     ] {
         responses
@@ -247,7 +355,8 @@ fn digest() -> Value {
 }
 
 fn body() -> Value {
-    json!({"required": true, "content": {"application/octet-stream": {}}})
+    // An object may be empty, and then there is no body.
+    json!({"required": false, "content": {"application/octet-stream": {}}})
 }
 
 fn stored() -> Value {

@@ -35,6 +35,14 @@ pub(super) fn problem(error: StorageError) -> Problem {
         StorageError::Claimed { .. } => {
             told(StatusCode::CONFLICT, "claimed", "the object is claimed").hint("its owners delete it")
         }
+        StorageError::Unacknowledged { .. } => {
+            told(StatusCode::SERVICE_UNAVAILABLE, "unacknowledged", "fewer nodes have it than were asked for")
+                .hint("it is kept here and copied when others answer; putting it again is harmless")
+        }
+        StorageError::Unreached { .. } => {
+            told(StatusCode::SERVICE_UNAVAILABLE, "unreached", "no node that answers has the object")
+                .hint("ask again when nodes are back: refd repair status says which are away")
+        }
         StorageError::Claim { .. } => told(StatusCode::BAD_REQUEST, "claim", "the claim was not taken"),
         StorageError::Source { .. } => told(StatusCode::BAD_REQUEST, "body", "the body ended before its end"),
         failed @ StorageError::Disk { .. } => Problem::from(failed).hint(

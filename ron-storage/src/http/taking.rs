@@ -17,12 +17,12 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body::Body as _;
 use ron_core::{
     ContentId, Deadline,
-    http::{Json, Problem},
+    http::{Json, Problem, Query},
 };
 use serde::Serialize;
 
 use super::{
-    asking::{IdPath, Query, bad, for_client, id, lines},
+    asking::{IdPath, for_client, id, lines},
     digest::Said,
     refusal::problem,
 };
@@ -51,16 +51,27 @@ pub(super) async fn put_object(
     path: IdPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let id = id(path)?;
+    let (stored, location) = put_named(store, id(path)?, request, &[]).await?;
+    Ok(stored_answer(&stored, location).1)
+}
+
+/// Takes an object that has to have this name. With where it is then.
+pub(super) async fn put_named(
+    store: Store,
+    id: ContentId,
+    request: Request,
+    also: &[&'static str],
+) -> Result<(Stored, String), Problem> {
     let until = super::asking::deadline(&request);
     check_conditions(&store, id, request.headers(), until).await?;
     // Also one that somebody else put in the meantime: the object is what it should be, and not by this request.
     let creates_only = !lines(request.headers(), &header::IF_NONE_MATCH).is_empty();
-    let stored = take(store, request, Some(id)).await?;
+    let stored = take(store, request, Some(id), also).await?;
     if stored.existed && creates_only {
         return Err(exists());
     }
-    Ok(stored_answer(&stored, format!("./{}", stored.id)))
+    let location = format!("./{}", stored.id);
+    Ok((stored, location))
 }
 
 fn exists() -> Problem {
@@ -93,12 +104,14 @@ pub(super) async fn check_conditions(
 }
 
 pub(super) async fn post_object(State(store): State<Store>, request: Request) -> Result<Response, Problem> {
-    let stored = take(store, request, None).await?;
-    Ok(stored_answer(&stored, format!("o/{}", stored.id)))
+    let stored = take(store, request, None, &[]).await?;
+    let location = format!("o/{}", stored.id);
+    Ok(stored_answer(&stored, location).1)
 }
 
-/// `location` is relative to where the request went, so that it holds wherever the routes are mounted.
-fn stored_answer(stored: &Stored, location: String) -> Response {
+/// The answer, and what its body says. `location` is relative to where the request went, so that it holds wherever the routes
+/// are mounted.
+pub(super) fn stored_answer(stored: &Stored, location: String) -> (serde_json::Value, Response) {
     let body = StoredBody {
         id: stored.id.to_string(),
         cid: stored.id.to_cid(),
@@ -109,16 +122,23 @@ fn stored_answer(stored: &Stored, location: String) -> Response {
         },
         existed: stored.existed,
     };
+    let said = serde_json::to_value(&body).unwrap_or_default();
     let mut response = Json(body).into_response();
     *response.status_mut() = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
     let value = |text: String| HeaderValue::try_from(text).expect("a name is a header value");
     response.headers_mut().insert(header::LOCATION, value(location));
     response.headers_mut().insert(header::ETAG, value(format!("\"{}\"", stored.id)));
-    response
+    (said, response)
 }
 
-async fn take(store: Store, request: Request, name: Option<ContentId>) -> Result<Stored, Problem> {
-    let query = Query::of(&request, &["pin", "durability"])?;
+/// Takes a body into the store. `also` are parameters that somebody else reads.
+pub(super) async fn take(
+    store: Store,
+    request: Request,
+    name: Option<ContentId>,
+    also: &[&'static str],
+) -> Result<Stored, Problem> {
+    let query = Query::of(&request, &[&["pin", "durability"], also].concat())?;
     // RFC 9110, 14.5: who sends a part of something must not be told that the whole of it is stored.
     if request.headers().contains_key(header::CONTENT_RANGE) {
         return Err(Problem::new(
@@ -130,7 +150,7 @@ async fn take(store: Store, request: Request, name: Option<ContentId>) -> Result
     let durability = match query.get("durability") {
         None | Some("durable") => Durability::Durable,
         Some("buffered") => Durability::Buffered,
-        Some(_) => return Err(bad("durability is durable or buffered".to_owned())),
+        Some(_) => return Err(Query::refusal("durability is durable or buffered")),
     };
     let said = Said::parse(&lines(request.headers(), &super::digest::HEADER)).map_err(|error| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_digest", "content-digest is not understood")

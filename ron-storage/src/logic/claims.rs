@@ -8,12 +8,12 @@
 //! A delete is a claim like any other, and stays when the object is gone: whoever comes back with an older claim is told that
 //! it is over. It can be forgotten when nobody is known to have a copy and its retention has passed since somebody had one.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use bytes::Bytes;
 use minicbor::{Decoder, Encoder};
 use ron_core::{
-    ContentId,
+    ContentId, NodeId,
     net::{
         Identity, PublicKey, Signature, SignatureError,
         cbor::{CborFault, read_array, read_only_map, required},
@@ -31,6 +31,12 @@ pub const SHARDS_MAX: u8 = 32;
 
 /// Owners of one object. More are refused: each costs memory on every node that has a copy.
 pub const OWNERS_MAX: usize = 64;
+
+/// Claims that a node knows, unless it is told otherwise: each takes some 700 bytes of memory, and one with a manifest 2 KiB.
+pub const CLAIMS_MAX: usize = 2_000_000;
+
+/// Claims of one owner, unless told otherwise: half of all, so that none keeps the others out.
+pub const OWNER_CLAIMS_MAX: usize = CLAIMS_MAX / 2;
 
 /// The shortest time that a delete is remembered after the last copy was seen: a day, so that a node that was away for the
 /// night is still told.
@@ -105,6 +111,27 @@ impl Policy {
             Policy::Erasure { parity, .. } => parity,
         }
     }
+
+    /// As how many copies an object is that these nodes have: one less of them may be lost, whichever, and it can still be read. A
+    /// node is named once for a copy, and once for each shard that it has. None, if they cannot make it together.
+    #[must_use]
+    pub fn worth(self, nodes: &[NodeId]) -> usize {
+        let mut shares: BTreeMap<&NodeId, usize> = BTreeMap::new();
+        for node in nodes {
+            *shares.entry(node).or_default() += 1;
+        }
+        let Policy::Erasure { data, .. } = self else { return shares.len() };
+        let mut shares: Vec<usize> = shares.into_values().collect();
+        // Whoever has most is lost first.
+        shares.sort_unstable();
+        let mut left: usize = shares.iter().sum();
+        let mut worth = 0;
+        while left >= usize::from(data.max(1)) {
+            worth += 1;
+            left -= shares.pop().unwrap_or(left);
+        }
+        worth
+    }
 }
 
 impl Default for Policy {
@@ -116,9 +143,31 @@ impl Default for Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Policy::Copies(1) => f.write_str("1 copy"),
             Policy::Copies(copies) => write!(f, "{copies} copies"),
             Policy::Erasure { data, parity } => write!(f, "{data}+{parity}"),
         }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = ClaimError;
+
+    /// A number of copies, as in `2` or `2 copies`, or shards, as in `6+3`.
+    fn from_str(text: &str) -> Result<Self, ClaimError> {
+        let number = |text: &str, what| text.trim().parse().map_err(|_| ClaimError::OutOfRange { what });
+        match text.split_once('+') {
+            Some((data, parity)) => Policy::Erasure {
+                data: number(data, "data shards")?,
+                parity: number(parity, "parity shards")?,
+            },
+            None => {
+                let copies =
+                    text.strip_suffix("copies").or_else(|| text.strip_suffix("copy")).unwrap_or(text);
+                Policy::Copies(number(copies, "copies")?)
+            }
+        }
+        .check()
     }
 }
 
@@ -224,6 +273,18 @@ pub enum ClaimError {
     /// The object has as many owners as it may have.
     #[error("the object has {OWNERS_MAX} owners already")]
     TooManyOwners,
+    /// This node knows as many claims as it may. Those that are known may still change.
+    #[error("{limit} claims are known already")]
+    TooMany {
+        /// How many that is: `claims_max`.
+        limit: usize,
+    },
+    /// This node knows as many claims of this owner as it may. Those that are known may still change.
+    #[error("{limit} claims of this owner are known already")]
+    TooManyOfOwner {
+        /// How many that is: `owner_claims_max`.
+        limit: usize,
+    },
 }
 
 impl From<CborFault> for ClaimError {
@@ -448,30 +509,73 @@ struct Kept {
     seen: u64,
 }
 
+/// How many claims are taken from whoever brings them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimLimits {
+    /// In all.
+    pub claims: usize,
+    /// Of one owner.
+    pub of_owner: usize,
+}
+
+impl Default for ClaimLimits {
+    fn default() -> Self {
+        ClaimLimits { claims: CLAIMS_MAX, of_owner: OWNER_CLAIMS_MAX }
+    }
+}
+
 /// The claims that a node knows.
 #[derive(Debug, Clone, Default)]
 pub struct Claims {
     objects: BTreeMap<ContentId, BTreeMap<PublicKey, Kept>>,
     /// Which objects are cut up as a manifest says. A manifest belongs to one object, but an owner may say otherwise.
     manifests: BTreeMap<ContentId, BTreeMap<ContentId, usize>>,
+    owners: BTreeMap<PublicKey, usize>,
     count: usize,
 }
 
 impl Claims {
+    /// What [`merge`](Self::merge) would say, and whether there is room for it. Asked before a claim is written down, so that what
+    /// is not kept costs no disk either, however often it is brought.
+    ///
+    /// # Errors
+    /// [`ClaimError::TooManyOwners`], [`ClaimError::TooMany`], [`ClaimError::TooManyOfOwner`].
+    pub fn weigh(&self, claim: &Claim, limits: ClaimLimits) -> Result<Merged, ClaimError> {
+        let owners = self.objects.get(&claim.object);
+        if let Some(known) = owners.and_then(|owners| owners.get(&claim.owner)) {
+            return Ok(match claim.rank().cmp(&known.claim.0.rank()) {
+                std::cmp::Ordering::Equal => Merged::Same,
+                std::cmp::Ordering::Less => Merged::Older,
+                std::cmp::Ordering::Greater => Merged::New,
+            });
+        }
+        if owners.is_some_and(|owners| owners.len() >= OWNERS_MAX) {
+            return Err(ClaimError::TooManyOwners);
+        }
+        if self.count >= limits.claims {
+            return Err(ClaimError::TooMany { limit: limits.claims });
+        }
+        if self.owners.get(&claim.owner).is_some_and(|count| *count >= limits.of_owner) {
+            return Err(ClaimError::TooManyOfOwner { limit: limits.of_owner });
+        }
+        Ok(Merged::New)
+    }
+
     /// Takes a claim in, heard at `now` in unix seconds.
     ///
     /// # Errors
     /// [`ClaimError::TooManyOwners`].
     pub fn merge(&mut self, claim: Verified, now: u64) -> Result<Merged, ClaimError> {
         let Claim { object, owner, .. } = claim.0;
-        let owners = self.objects.entry(object).or_default();
-        let full = owners.len() >= OWNERS_MAX;
-        let Some(known) = owners.get_mut(&owner) else {
+        let owners = self.objects.get_mut(&object);
+        let full = owners.as_ref().is_some_and(|owners| owners.len() >= OWNERS_MAX);
+        let Some(known) = owners.and_then(|owners| owners.get_mut(&owner)) else {
             if full {
                 return Err(ClaimError::TooManyOwners);
             }
             self.note(&claim.0, true);
             self.count += 1;
+            *self.owners.entry(owner).or_default() += 1;
             let kept = Kept { claim, seen: now };
             self.objects.entry(object).or_default().insert(owner, kept);
             return Ok(Merged::New);
@@ -593,9 +697,19 @@ impl Claims {
                 _ => false,
             };
             if owners.values().any(is_over) && !has_copy(object) {
-                let known = owners.len();
-                owners.retain(|_, kept| !is_over(kept));
-                self.count -= known - owners.len();
+                owners.retain(|owner, kept| {
+                    let stays = !is_over(kept);
+                    if !stays {
+                        self.count -= 1;
+                        if let Some(count) = self.owners.get_mut(owner) {
+                            *count -= 1;
+                            if *count == 0 {
+                                self.owners.remove(owner);
+                            }
+                        }
+                    }
+                    stays
+                });
             }
             !owners.is_empty()
         });
@@ -612,6 +726,25 @@ mod tests {
     use super::*;
 
     const DAY: u64 = RETENTION_MIN;
+
+    #[test]
+    fn an_object_is_worth_as_many_copies_as_losses_it_survives_and_one() {
+        let check = |policy: Policy, numbers: &[u8], worth: usize| {
+            let nodes: Vec<NodeId> = numbers.iter().map(|number| NodeId::from_bytes([*number; 32])).collect();
+            assert_eq!(policy.worth(&nodes), worth, "{policy} on {numbers:?}");
+        };
+        check(Policy::Copies(3), &[], 0);
+        check(Policy::Copies(3), &[1, 2], 2);
+        check(Policy::Copies(3), &[1, 1], 1);
+        check(Policy::ERASURE, &[1, 2, 3, 4, 5], 0);
+        check(Policy::ERASURE, &[1, 2, 3, 4, 5, 6], 1);
+        check(Policy::ERASURE, &[1, 2, 3, 4, 5, 6, 7], 2);
+        check(Policy::ERASURE, &[1, 2, 3, 4, 5, 6, 7, 8, 9], 4);
+        // Three each: with one node three shards go.
+        check(Policy::ERASURE, &[1, 1, 1, 2, 2, 2, 3, 3, 3], 2);
+        check(Policy::ERASURE, &[1, 1, 1, 2, 2, 2, 3, 4, 5], 2);
+        check(Policy::Erasure { data: 1, parity: 1 }, &[1, 1], 1);
+    }
 
     fn owner(number: u8) -> Identity {
         Identity::from_seed(&[number + 1; 32])
@@ -737,6 +870,34 @@ mod tests {
         // Who is one may still change their mind.
         assert_eq!(claims.merge(claim(0, 1, 2, Word::Copies(2)), 0), Ok(Merged::New));
         assert_eq!(claims.len(), OWNERS_MAX);
+    }
+
+    /// Whoever may bring claims may bring any number of them, of owners that it made up: what is kept is bounded, in all and for
+    /// each owner, and what is known may always change, so a delete is heard also when there is no more room.
+    #[test]
+    fn claims_are_bounded_in_all_and_for_each_owner() {
+        let limits = ClaimLimits { claims: 5, of_owner: 3 };
+        let mut claims = Claims::default();
+        let hear = |claims: &mut Claims, claim: Verified| {
+            claims.weigh(claim.claim(), limits)?;
+            claims.merge(claim, 0)
+        };
+        for about in 0..3 {
+            hear(&mut claims, claim(0, about, 1, Word::Pin)).unwrap();
+        }
+        let more = claim(0, 9, 1, Word::Pin);
+        assert_eq!(hear(&mut claims, more), Err(ClaimError::TooManyOfOwner { limit: 3 }));
+        for by in [1, 2] {
+            hear(&mut claims, claim(by, 9, 1, Word::Pin)).unwrap();
+        }
+        assert_eq!(hear(&mut claims, claim(3, 9, 1, Word::Pin)), Err(ClaimError::TooMany { limit: 5 }));
+        let gone = Word::Tombstone { retention: DAY };
+        assert_eq!(hear(&mut claims, claim(0, 1, 2, gone)), Ok(Merged::New));
+        assert_eq!(hear(&mut claims, claim(0, 1, 1, Word::Pin)), Ok(Merged::Older));
+        // What is forgotten makes room.
+        assert_eq!(claims.forget(DAY, |_| false), 1);
+        assert_eq!(hear(&mut claims, claim(0, 9, 1, Word::Pin)), Ok(Merged::New));
+        assert_eq!(claims.len(), 5);
     }
 
     /// Signing takes its time, so all claims of the properties are made once: 2 owners, 2 objects, 3 versions, 5 words.

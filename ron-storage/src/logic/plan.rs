@@ -9,8 +9,9 @@
 //! An object has one job at a time. Whatever is heard about it is weighed again, and nothing else is: a tick without news
 //! costs nothing.
 
+mod judging;
+
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -18,8 +19,8 @@ use std::{
 use ron_core::{ContentId, NodeId};
 
 use super::{
-    claims::{Standing, Wanted},
-    place::{Candidate, place, score},
+    claims::Standing,
+    place::{Candidate, place},
 };
 
 /// Objects that are weighed before the next job is handed out, so that news about all of them never holds up the first.
@@ -248,11 +249,17 @@ struct Known {
     is_given_up: bool,
     /// Whether it was ever compared with. If not and it is away, it may have whatever belongs on it.
     is_compared: bool,
+    /// Until when it has to stay before anything is moved to it or trimmed on its account: as long as it was away.
+    steady_at: Duration,
 }
 
 #[derive(Debug, Clone)]
 struct Thing {
     claimed: Claimed,
+    /// Shards of codings that are no longer wanted and that are still here.
+    old: Vec<ContentId>,
+    /// Whole copies, as its policy counts them, if it wants any.
+    copies: Option<usize>,
     health: Health,
     /// Since when there is something to do.
     due_since: Option<Duration>,
@@ -265,24 +272,40 @@ struct Thing {
     wake: Option<Duration>,
 }
 
+/// A piece of something that is claimed. There are ten of these for each object in shards, with a holder and an object each, so
+/// these are lists that take what they need and not trees, whose first leaf takes half a kibibyte.
 #[derive(Debug, Clone, Default)]
 struct Piece {
-    holders: BTreeMap<NodeId, Holding>,
+    holders: Vec<(NodeId, Holding)>,
     /// The objects that it is, or is a shard of.
-    of: BTreeSet<ContentId>,
+    of: Vec<ContentId>,
 }
 
-/// What one weighing says.
-#[derive(Debug)]
-struct Verdict {
-    health: Health,
-    step: Option<(Class, u8, Job)>,
-    wake: Option<Duration>,
-}
+impl Piece {
+    fn on(&self, node: &NodeId) -> Option<Holding> {
+        self.holders.iter().find(|(id, _)| id == node).map(|(_, held)| *held)
+    }
 
-impl Verdict {
-    fn of(health: Health) -> Self {
-        Verdict { health, step: None, wake: None }
+    /// Says what was known before.
+    fn set(&mut self, node: NodeId, holding: Holding) -> Holding {
+        let at = self.holders.iter().position(|(id, _)| *id == node);
+        match (at, holding) {
+            (Some(at), Holding::Absent) => self.holders.swap_remove(at).1,
+            (Some(at), holding) => std::mem::replace(&mut self.holders[at].1, holding),
+            (None, Holding::Absent) => Holding::Absent,
+            (None, holding) => {
+                self.holders.reserve_exact(1);
+                self.holders.push((node, holding));
+                Holding::Absent
+            }
+        }
+    }
+
+    fn belongs_to(&mut self, object: ContentId) {
+        if !self.of.contains(&object) {
+            self.of.reserve_exact(1);
+            self.of.push(object);
+        }
     }
 }
 
@@ -303,6 +326,8 @@ pub struct Plan {
     timers: BTreeSet<(Duration, ContentId)>,
     news: Vec<News>,
     counts: BTreeMap<Health, usize>,
+    /// How many objects have how many copies, of those that want some.
+    rf: BTreeMap<usize, usize>,
 }
 
 impl Plan {
@@ -323,7 +348,14 @@ impl Plan {
             timers: BTreeSet::new(),
             news: Vec::new(),
             counts: BTreeMap::new(),
+            rf: BTreeMap::new(),
         }
+    }
+
+    /// Other settings from now on. What is due is weighed again when something is heard of it, or its time comes.
+    pub fn set_settings(&mut self, settings: PlanSettings) {
+        self.settings = settings;
+        self.dirty.extend(&self.unsettled);
     }
 
     /// Replaces what is known of who is there. A node that is not in the list any more is gone, and what it had with it.
@@ -335,24 +367,41 @@ impl Plan {
             for piece in self.held.remove(&id).unwrap_or_default() {
                 self.touch(&piece);
                 if let Some(known) = self.pieces.get_mut(&piece) {
-                    known.holders.remove(&id);
+                    known.set(id, Holding::Absent);
                 }
-                self.tidy(&piece);
             }
         }
+        let grace = self.settings.grace;
         for node in nodes {
             let known = self.nodes.get(&node.id);
-            if known.is_some_and(|known| known.node == *node) {
+            // Who does not answer does not say either that it forgets: what it said last counts.
+            let is_durable = match (known, node.presence) {
+                (Some(known), Presence::Away) => known.node.is_durable,
+                _ => node.is_durable,
+            };
+            let node = Node { is_durable, ..*node };
+            if known.is_some_and(|known| known.node == node) {
                 continue;
             }
-            let away_since = match node.presence {
-                Presence::Away => Some(known.and_then(|known| known.away_since).unwrap_or(now)),
-                Presence::Up | Presence::Draining => None,
+            let (was_away, before) = match known {
+                Some(known) => (known.away_since, known.steady_at),
+                None => (None, Duration::ZERO),
             };
-            let grace = self.settings.grace;
-            let is_given_up = away_since.is_some_and(|since| now >= since + grace);
+            let (away_since, steady_at) = match (node.presence, was_away) {
+                (Presence::Away, Some(since)) => (Some(since), before),
+                // What it has not made up for since it was last away counts: who comes and goes is given up, too.
+                (Presence::Away, None) => {
+                    (Some(now.saturating_sub(before.saturating_sub(now))), Duration::ZERO)
+                }
+                (_, Some(since)) => (None, now + now.saturating_sub(since).min(grace)),
+                (_, None) => (None, before),
+            };
+            let had_gone =
+                known.is_some_and(|known| known.is_given_up || known.node.presence == Presence::Draining);
+            // Who said that it would go, and went, is not waited for.
+            let is_given_up = away_since.is_some_and(|since| had_gone || now >= since + grace);
             let is_compared = known.is_some_and(|known| known.is_compared);
-            self.nodes.insert(node.id, Known { node: *node, away_since, is_given_up, is_compared });
+            self.nodes.insert(node.id, Known { node, away_since, is_given_up, is_compared, steady_at });
             self.touch_held(&node.id);
         }
         self.weigh_candidates();
@@ -394,10 +443,17 @@ impl Plan {
         }
     }
 
-    /// Forgets a piece that nobody has or wants.
-    fn tidy(&mut self, piece: &ContentId) {
-        if self.pieces.get(piece).is_some_and(|known| known.of.is_empty() && known.holders.is_empty()) {
-            self.pieces.remove(piece);
+    /// A piece is not of this object any more. If it is of none, who has it does not matter.
+    fn let_go(&mut self, piece: &ContentId, object: &ContentId) {
+        let Some(known) = self.pieces.get_mut(piece) else { return };
+        known.of.retain(|of| of != object);
+        if !known.of.is_empty() {
+            return;
+        }
+        for (node, _) in self.pieces.remove(piece).into_iter().flat_map(|known| known.holders) {
+            if let Some(held) = self.held.get_mut(&node) {
+                held.remove(piece);
+            }
         }
     }
 
@@ -406,29 +462,43 @@ impl Plan {
         if self.things.get(&object).is_some_and(|thing| thing.claimed == claimed) {
             return;
         }
-        // Shards of a coding that is no longer wanted stay known while they lie around: what is deleted has to go.
         if claimed.standing == Standing::Unclaimed {
             self.forget(&object);
             return;
         }
-        self.pieces.entry(object).or_default().of.insert(object);
+        self.pieces.entry(object).or_default().belongs_to(object);
         for shard in claimed.shards.iter().flatten() {
-            self.pieces.entry(*shard).or_default().of.insert(object);
+            self.pieces.entry(*shard).or_default().belongs_to(object);
         }
         match self.things.get_mut(&object) {
             Some(thing) => {
-                // A delete does not say which shards there were.
                 let shards = std::mem::take(&mut thing.claimed.shards);
                 thing.claimed = claimed;
-                if thing.claimed.standing == Standing::Deleted && thing.claimed.shards.is_empty() {
-                    thing.claimed.shards = shards;
+                let is_deleted = thing.claimed.standing == Standing::Deleted;
+                // A delete does not say which shards there were.
+                if is_deleted && thing.claimed.shards.is_empty() {
+                    thing.claimed.shards = shards.clone();
                 }
                 (thing.retry_at, thing.failures) = (Duration::ZERO, 0);
+                let before = shards.into_iter().flatten().chain(std::mem::take(&mut thing.old));
+                let wanted: BTreeSet<ContentId> = thing.claimed.shards.iter().flatten().copied().collect();
+                let (mut here, mut gone) = (Vec::new(), Vec::new());
+                for shard in before.filter(|shard| !wanted.contains(shard) && *shard != object) {
+                    let is_here = self.pieces.get(&shard).is_some_and(|known| known.on(&self.me).is_some());
+                    // Shards of a coding that is no longer wanted stay known while they are here: they have to go.
+                    if is_here { &mut here } else { &mut gone }.push(shard);
+                }
+                here.sort_unstable();
+                here.dedup();
+                thing.old = here;
+                gone.iter().for_each(|shard| self.let_go(shard, &object));
             }
             None => {
                 *self.counts.entry(Health::Met).or_default() += 1;
                 let thing = Thing {
                     claimed,
+                    old: Vec::new(),
+                    copies: None,
                     health: Health::Met,
                     due_since: None,
                     retry_at: Duration::ZERO,
@@ -455,26 +525,46 @@ impl Plan {
         if let Some(count) = self.counts.get_mut(&thing.health) {
             *count -= 1;
         }
+        self.count_copies(thing.copies, None);
         self.dirty.remove(object);
         self.unsettled.remove(object);
-        for piece in thing.claimed.shards.iter().flatten().chain([object]) {
-            if let Some(known) = self.pieces.get_mut(piece) {
-                known.of.remove(object);
-            }
-            self.tidy(piece);
+        for piece in thing.claimed.shards.iter().flatten().chain(&thing.old).chain([object]) {
+            self.let_go(piece, object);
         }
     }
 
-    /// Takes in what is known of a piece on a node. Nodes that are not in the list are not believed.
+    fn count_copies(&mut self, before: Option<usize>, after: Option<usize>) {
+        if before == after {
+            return;
+        }
+        if let Some(before) = before {
+            if let Some(count) = self.rf.get_mut(&before) {
+                *count -= 1;
+                if *count == 0 {
+                    self.rf.remove(&before);
+                }
+            }
+        }
+        if let Some(after) = after {
+            *self.rf.entry(after).or_default() += 1;
+        }
+    }
+
+    /// Whether a piece is of something that is claimed. What is known of others is not kept: there is no end to what nodes may
+    /// say that they have.
+    #[must_use]
+    pub fn is_known(&self, piece: &ContentId) -> bool {
+        self.pieces.contains_key(piece)
+    }
+
+    /// Takes in what is known of a piece on a node. Nodes that are not in the list are not believed, and of what nobody claims
+    /// nothing is kept.
     pub fn on_held(&mut self, node: NodeId, piece: ContentId, holding: Holding) {
         if !self.nodes.contains_key(&node) {
             return;
         }
-        let known = self.pieces.entry(piece).or_default();
-        let before = match holding {
-            Holding::Absent => known.holders.remove(&node),
-            other => known.holders.insert(node, other),
-        };
+        let Some(known) = self.pieces.get_mut(&piece) else { return };
+        let before = known.set(node, holding);
         if holding == Holding::Absent {
             if let Some(held) = self.held.get_mut(&node) {
                 held.remove(&piece);
@@ -482,10 +572,36 @@ impl Plan {
         } else {
             self.held.entry(node).or_default().insert(piece);
         }
-        if before.unwrap_or(Holding::Absent) != holding {
+        if before != holding {
             self.touch(&piece);
         }
-        self.tidy(&piece);
+        if holding == Holding::Absent && node == self.me {
+            self.let_go_of_old(&piece);
+        }
+    }
+
+    /// Something that is deleted was put here just now: whoever put it is about to claim it, and gets the time to do so.
+    pub fn on_put(&mut self, piece: &ContentId, now: Duration) {
+        let of = self.pieces.get(piece).map(|known| known.of.clone()).unwrap_or_default();
+        for object in of {
+            let Some(thing) = self.things.get_mut(&object) else { continue };
+            if thing.claimed.standing == Standing::Deleted {
+                thing.retry_at = thing.retry_at.max(now + self.settings.retry);
+                self.dirty.insert(object);
+            }
+        }
+    }
+
+    /// A shard that nobody wanted any more is gone from here: nothing more has to be known of it.
+    fn let_go_of_old(&mut self, piece: &ContentId) {
+        let of = self.pieces.get(piece).map(|known| known.of.clone()).unwrap_or_default();
+        for object in of {
+            let Some(thing) = self.things.get_mut(&object) else { continue };
+            if let Some(at) = thing.old.iter().position(|old| old == piece) {
+                thing.old.swap_remove(at);
+                self.let_go(piece, &object);
+            }
+        }
     }
 
     /// Takes in that all is known that a node has.
@@ -493,6 +609,12 @@ impl Plan {
         if let Some(known) = self.nodes.get_mut(node) {
             known.is_compared = true;
         }
+    }
+
+    /// Whether there is a node of which nobody knows what it has. It may have copies of whatever was deleted.
+    #[must_use]
+    pub fn has_unseen(&self) -> bool {
+        self.nodes.values().any(|known| !known.is_compared && known.node.id != self.me)
     }
 
     /// Takes in how a job ended that was handed out. What it changed is heard through [`on_held`](Self::on_held).
@@ -527,7 +649,8 @@ impl Plan {
         let timer = self.timers.first().map(|(at, _)| *at);
         let grace = |known: &Known| Some(known.away_since? + self.settings.grace);
         let graces = self.nodes.values().filter(|known| !known.is_given_up).filter_map(grace);
-        graces.chain(timer).min()
+        let steady = self.nodes.values().map(|known| known.steady_at).filter(|at| !at.is_zero());
+        graces.chain(steady).chain(timer).min()
     }
 
     /// Whether there is nothing to do and nothing under way.
@@ -595,21 +718,36 @@ impl Plan {
     #[must_use]
     pub fn copies_of(&self, object: &ContentId) -> usize {
         let holders = self.pieces.get(object).map(|piece| &piece.holders);
-        holders.into_iter().flatten().filter(|(id, held)| **held == Holding::Good && self.is_safe(id)).count()
+        holders.into_iter().flatten().filter(|(id, held)| *held == Holding::Good && self.is_safe(id)).count()
     }
 
     /// The fewest copies, as policies count them, of an object that wants copies.
     #[must_use]
     pub fn fewest_copies(&self) -> Option<usize> {
-        let wants =
-            |thing: &Thing| matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.copies > 0);
-        let things = self.things.iter().filter(|(_, thing)| wants(thing));
-        things.map(|(object, _)| self.copies_of(object)).min()
+        self.rf.first_key_value().map(|(copies, _)| *copies)
     }
 
     /// What a node is known to have.
     pub fn held_by(&self, node: &NodeId) -> impl Iterator<Item = &ContentId> {
         self.held.get(node).into_iter().flatten()
+    }
+
+    /// How much a node is known to have.
+    #[must_use]
+    pub fn held_count(&self, node: &NodeId) -> usize {
+        self.held.get(node).map_or(0, BTreeSet::len)
+    }
+
+    /// Whether an object that a piece belongs to is less than its policy asks for, or was not weighed since something was heard of it.
+    /// What a node that is about to go has does not count.
+    #[must_use]
+    pub fn is_needed(&self, piece: &ContentId) -> bool {
+        let is_unmet = |object: &ContentId| {
+            let thing = self.things.get(object);
+            thing.is_some_and(|thing| !matches!(thing.health, Health::Met | Health::Deleted))
+                || self.dirty.contains(object)
+        };
+        self.pieces.get(piece).is_some_and(|known| known.of.iter().any(is_unmet))
     }
 
     /// The objects it knows claims of.
@@ -620,8 +758,8 @@ impl Plan {
     /// Whether a node, present or away, is known to have an object or a shard of it. What it has keeps deletes remembered.
     #[must_use]
     pub fn has_copy(&self, object: &ContentId) -> bool {
-        let shards =
-            self.things.get(object).into_iter().flat_map(|thing| thing.claimed.shards.iter().flatten());
+        let thing = self.things.get(object).into_iter();
+        let shards = thing.flat_map(|thing| thing.claimed.shards.iter().flatten().chain(&thing.old));
         shards
             .chain([object])
             .any(|piece| self.pieces.get(piece).is_some_and(|known| !known.holders.is_empty()))
@@ -650,6 +788,16 @@ impl Plan {
             given_up.iter().for_each(|id| self.touch_held(id));
             self.weigh_candidates();
         }
+        let mut is_steadier = false;
+        for known in self.nodes.values_mut() {
+            if !known.steady_at.is_zero() && known.steady_at <= now && known.away_since.is_none() {
+                known.steady_at = Duration::ZERO;
+                is_steadier = true;
+            }
+        }
+        if is_steadier {
+            self.dirty.extend(self.things.keys());
+        }
         while let Some((at, object)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, object));
             if let Some(thing) = self.things.get_mut(&object) {
@@ -665,8 +813,14 @@ impl Plan {
             thing.declined.retain(|(_, until)| *until > now);
         }
         let Some(mut verdict) = self.judge(&object, now) else { return };
+        let wants_copies =
+            |thing: &Thing| matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.copies > 0);
+        let before = self.things.get(&object).and_then(|thing| thing.copies);
+        let copies = self.things.get(&object).is_some_and(wants_copies).then(|| self.copies_of(&object));
+        self.count_copies(before, copies);
         // The first look at something that is due says since when it is, and so when it is whose turn.
         let thing = self.things.get_mut(&object).expect("it was just judged");
+        thing.copies = copies;
         let is_due = verdict.step.is_some() || verdict.wake.is_some();
         match (is_due, thing.due_since) {
             (true, None) => thing.due_since = Some(now),
@@ -716,387 +870,5 @@ impl Plan {
         } else {
             self.unsettled.remove(&object);
         }
-    }
-
-    fn judge(&self, object: &ContentId, now: Duration) -> Option<Verdict> {
-        let thing = self.things.get(object)?;
-        Some(match &thing.claimed.standing {
-            Standing::Unclaimed => Verdict::of(Health::Met),
-            Standing::Deleted => self.judge_deleted(object, thing),
-            Standing::Live(wanted) => self.judge_live(object, thing, wanted, now),
-        })
-    }
-
-    fn judge_deleted(&self, object: &ContentId, thing: &Thing) -> Verdict {
-        let is_mine = |piece: &&ContentId| {
-            let known = self.pieces.get(piece);
-            known.is_some_and(|known| {
-                known.holders.contains_key(&self.me) && !known.of.iter().any(|other| self.lives(other))
-            })
-        };
-        let pieces: Vec<_> =
-            thing.claimed.shards.iter().flatten().chain([object]).filter(is_mine).copied().collect();
-        let mut verdict = Verdict::of(Health::Deleted);
-        verdict.step = (!pieces.is_empty()).then_some((Class::Drop, 0, Job::Drop { pieces }));
-        verdict
-    }
-
-    fn lives(&self, object: &ContentId) -> bool {
-        self.things.get(object).is_some_and(|thing| matches!(thing.claimed.standing, Standing::Live(_)))
-    }
-
-    fn judge_live(&self, object: &ContentId, thing: &Thing, wanted: &Wanted, now: Duration) -> Verdict {
-        let whole = self.look(object);
-        let mut health = Health::Met;
-        let mut step: Option<(Class, u8, Job)> = None;
-        let mut wake: Option<Duration> = None;
-        let mut consider = |verdict: Verdict| {
-            health = health.max(verdict.health);
-            if let Some(new) = verdict.step {
-                if step.as_ref().is_none_or(|old| (new.0, new.1) < (old.0, old.1)) {
-                    step = Some(new);
-                }
-            }
-            wake = [wake, verdict.wake].into_iter().flatten().min();
-        };
-        let belongs = |count: usize| self.targets_for(object, thing, count);
-        let may_be_away = |count: usize| belongs(count).iter().any(|id| self.is_unknown(id));
-        if wanted.copies > 0 && !whole.is_anywhere() && may_be_away(wanted.copies.into()) {
-            consider(Verdict::of(Health::Under));
-        } else if wanted.copies > 0 && whole.is_anywhere() {
-            consider(self.judge_copies(object, thing, wanted.copies, &whole, now));
-        } else if wanted.copies > 0 {
-            consider(self.judge_restoring(object, thing, wanted, now));
-        } else if wanted.codings.is_empty() && !whole.is_anywhere() {
-            // Only a pin, and nothing left to keep.
-            consider(Verdict::of(Health::Lost));
-        }
-        for at in 0..wanted.codings.len().min(thing.claimed.shards.len()) {
-            consider(self.judge_shards(object, thing, wanted, at, &whole, now));
-        }
-        // A whole object that is only wanted as shards goes last, when all of them are where they belong.
-        let is_extra = wanted.copies == 0 && !wanted.codings.is_empty() && !wanted.is_pinned;
-        if is_extra && health == Health::Met && step.is_none() && whole.is_here(&self.me) {
-            // Its own shards it keeps, since an object has one job at a time.
-            let others = thing.claimed.shards.iter().flatten();
-            let others = others.filter(|shard| !self.look(shard).safe.contains(&self.me));
-            let provers: Option<Vec<_>> = others.map(|shard| self.prover(shard)).collect();
-            if let Some(provers) = provers.filter(|provers| !provers.is_empty()) {
-                step = Some((Class::Trim, 0, Job::Trim { piece: *object, provers }));
-            }
-        }
-        Verdict { health, step, wake }
-    }
-
-    /// A node that has a piece, is there, and counts.
-    fn prover(&self, piece: &ContentId) -> Option<(ContentId, NodeId)> {
-        let holders = &self.pieces.get(piece)?.holders;
-        let proves = |id: &&NodeId| **id != self.me && self.is_safe(id) && self.is_reachable(id);
-        let good = holders.iter().filter(|(_, held)| **held == Holding::Good).map(|(id, _)| id);
-        good.into_iter().find(proves).map(|id| (*piece, *id))
-    }
-
-    fn judge_copies(
-        &self,
-        object: &ContentId,
-        thing: &Thing,
-        copies: u8,
-        whole: &Look,
-        now: Duration,
-    ) -> Verdict {
-        let targets = self.targets_for(object, thing, copies.into());
-        let is_missing = |id: &&NodeId| !whole.safe.contains(id) && !self.is_unknown(id);
-        let missing: Vec<_> = targets.iter().filter(is_missing).copied().collect();
-        let unknown = targets.iter().filter(|id| self.is_unknown(id)).count();
-        let live = u8::try_from(whole.live).unwrap_or(u8::MAX);
-        if whole.safe.len() + unknown < usize::from(copies) {
-            // What is away counts as a copy until its grace is over, so this is urgent only afterwards.
-            let is_last = copies > 1 && whole.safe.len() <= 1 && live <= 1;
-            let (health, class) =
-                if is_last { (Health::Urgent, Class::Urgent) } else { (Health::Under, Class::Copies) };
-            let mut verdict = Verdict::of(health);
-            // Who belongs there and is away may be back soon; the last copy does not wait for that.
-            let there = missing.iter().find(|id| self.is_reachable(id)).copied();
-            let instead = || {
-                let others = self.place_there(object, thing, usize::from(copies) + whole.safe.len());
-                others.into_iter().find(|id| !whole.safe.contains(id))
-            };
-            if let Some(to) = there.or_else(|| is_last.then(instead).flatten()) {
-                self.take_turn(thing, &whole.sources, now, &mut verdict, || {
-                    (class, live, Job::Copy { piece: *object, to })
-                });
-            }
-            return verdict;
-        }
-        let mut verdict = Verdict::of(Health::Met);
-        if !missing.is_empty() {
-            if let Some(to) = missing.iter().find(|id| self.is_reachable(id)).copied() {
-                self.take_turn(thing, &whole.sources, now, &mut verdict, || {
-                    (Class::Move, live, Job::Copy { piece: *object, to })
-                });
-            }
-            return verdict;
-        }
-        let is_pinned = matches!(&thing.claimed.standing, Standing::Live(wanted) if wanted.is_pinned);
-        // Enough of them, all there, all where they belong, and this is none of them.
-        let are_there =
-            targets.len() >= usize::from(copies) && targets.iter().all(|id| self.is_reachable(id));
-        if whole.is_here(&self.me) && !targets.contains(&self.me) && are_there && !is_pinned {
-            let provers = targets.iter().map(|id| (*object, *id)).collect();
-            verdict.step = Some((Class::Trim, live, Job::Trim { piece: *object, provers }));
-        }
-        verdict
-    }
-
-    /// No copy is left, and copies are wanted: shards of another owner's policy may still make one.
-    fn judge_restoring(&self, object: &ContentId, thing: &Thing, wanted: &Wanted, now: Duration) -> Verdict {
-        for (at, (coding, shards)) in wanted.codings.iter().zip(&thing.claimed.shards).enumerate() {
-            let looks: Vec<Look> = shards.iter().map(|shard| self.look(shard)).collect();
-            if looks.iter().filter(|look| look.is_anywhere()).count() < usize::from(coding.data) {
-                continue;
-            }
-            let mut verdict = Verdict::of(Health::Under);
-            let sources = sources_of(&looks);
-            if sources.len() >= usize::from(coding.data) {
-                let mut line: Vec<_> = sources.iter().map(|(_, id)| *id).collect();
-                self.sort(object, &mut line);
-                self.take_turn(thing, &line, now, &mut verdict, || {
-                    (Class::Copies, 0, Job::Restore { coding: at, sources })
-                });
-            }
-            return verdict;
-        }
-        Verdict::of(Health::Lost)
-    }
-
-    fn judge_shards(
-        &self,
-        object: &ContentId,
-        thing: &Thing,
-        wanted: &Wanted,
-        at: usize,
-        whole: &Look,
-        now: Duration,
-    ) -> Verdict {
-        let (coding, shards) = (wanted.codings[at], &thing.claimed.shards[at]);
-        let looks: Vec<Look> = shards.iter().map(|shard| self.look(shard)).collect();
-        let (data, all) = (usize::from(coding.data), shards.len());
-        let anywhere = looks.iter().filter(|look| look.is_anywhere()).count();
-        let reachable = looks.iter().filter(|look| !look.sources.is_empty()).count();
-        let targets = self.targets_for(object, thing, all);
-        let unknown = targets.iter().filter(|id| self.is_unknown(id)).count();
-        if anywhere + unknown < data && !whole.is_anywhere() {
-            return Verdict::of(Health::Lost);
-        }
-        let (homes, mut room) = self.homes(&looks, &targets);
-        let homed = homes.iter().flatten().count();
-        let is_last = homed < all && homed <= data && !whole.is_anywhere();
-        room.retain(|(id, room)| *room > 0 && self.is_reachable(id));
-        if room.is_empty() && is_last {
-            // Who belongs there and is away may be back soon; the last shard does not wait for that.
-            let others = self.place_there(object, thing, 2 * all);
-            room = others.into_iter().filter(|id| !homes.contains(&Some(*id))).map(|id| (id, 1)).collect();
-        }
-        let mut next = || {
-            // The emptiest first, so that none has two while another has none; of these the best.
-            let (_, at) = room.iter().enumerate().map(|(at, (_, room))| (Reverse(*room), at)).min()?;
-            (room[at].1 > 0).then(|| {
-                room[at].1 -= 1;
-                room[at].0
-            })
-        };
-        let homeless: Vec<usize> = (0..all).filter(|index| homes[*index].is_none()).collect();
-        if !homeless.is_empty() {
-            let spare = u8::try_from(reachable.saturating_sub(data)).unwrap_or(u8::MAX);
-            let (health, class) =
-                if is_last { (Health::Urgent, Class::Urgent) } else { (Health::Under, Class::Parity) };
-            let mut verdict = Verdict::of(health);
-            // A shard that somebody has who does not count, or who has others too, is copied and not computed.
-            let (there, lacking): (Vec<usize>, Vec<usize>) =
-                homeless.iter().partition(|index| !looks[**index].sources.is_empty());
-            if let Some(index) = there.first() {
-                if let Some(to) = next() {
-                    self.take_turn(thing, &looks[*index].sources, now, &mut verdict, || {
-                        (class, spare, Job::Copy { piece: shards[*index], to })
-                    });
-                }
-                return verdict;
-            }
-            if lacking.len() <= unknown {
-                return verdict;
-            }
-            let missing: Vec<(u8, NodeId)> =
-                lacking.iter().map_while(|index| Some((u8::try_from(*index).ok()?, next()?))).collect();
-            let sources = sources_of(&looks);
-            let line = if whole.sources.is_empty() && sources.len() >= data {
-                let mut line: Vec<_> = sources.iter().map(|(_, id)| *id).collect();
-                self.sort(object, &mut line);
-                line
-            } else {
-                whole.sources.clone()
-            };
-            if !missing.is_empty() {
-                self.take_turn(thing, &line, now, &mut verdict, || {
-                    let is_whole = whole.is_here(&self.me);
-                    (class, spare, Job::Rebuild { coding: at, missing, sources, is_whole })
-                });
-            }
-            return verdict;
-        }
-        let mut verdict = Verdict::of(Health::Met);
-        for ((shard, look), home) in shards.iter().zip(&looks).zip(homes.into_iter().flatten()) {
-            if !look.is_here(&self.me) {
-                continue;
-            }
-            let is_placed = targets.contains(&home);
-            if home != self.me && is_placed && self.is_reachable(&home) && !wanted.is_pinned {
-                // Somebody else has it and should: this one is too many.
-                let provers = vec![(*shard, home)];
-                verdict.step = Some((Class::Trim, 0, Job::Trim { piece: *shard, provers }));
-                return verdict;
-            }
-            if home == self.me && !is_placed {
-                if let Some(to) = next() {
-                    verdict.step = Some((Class::Move, 0, Job::Copy { piece: *shard, to }));
-                    return verdict;
-                }
-            }
-        }
-        verdict
-    }
-
-    /// Which of its holders each shard counts for, none of them for more shards than it must; and who has room for how many
-    /// more. With fewer nodes than shards, each has some.
-    fn homes(&self, looks: &[Look], targets: &[NodeId]) -> (Vec<Option<NodeId>>, Vec<(NodeId, usize)>) {
-        let most = looks.len().div_ceil(targets.len().max(1));
-        let mut load: BTreeMap<NodeId, usize> = BTreeMap::new();
-        let home = |look: &Look| {
-            let place = |id: &&NodeId| targets.iter().position(|target| target == *id).unwrap_or(usize::MAX);
-            let mut holders: Vec<&NodeId> = look.safe.iter().collect();
-            holders.sort_by_key(|id| (place(id), **id));
-            let found = holders.into_iter().find(|id| load.get(id).copied().unwrap_or(0) < most).copied();
-            if let Some(id) = found {
-                *load.entry(id).or_default() += 1;
-            }
-            found
-        };
-        let homes: Vec<Option<NodeId>> = looks.iter().map(home).collect();
-        let room = |id: &NodeId| (*id, most.saturating_sub(load.get(id).copied().unwrap_or(0)));
-        (homes, targets.iter().map(room).collect())
-    }
-
-    /// Does something if it is this node's turn, or says when it will be.
-    fn take_turn(
-        &self,
-        thing: &Thing,
-        line: &[NodeId],
-        now: Duration,
-        verdict: &mut Verdict,
-        what: impl FnOnce() -> (Class, u8, Job),
-    ) {
-        let mut seen = BTreeSet::new();
-        let line = line.iter().filter(|id| seen.insert(**id));
-        let Some(turn) = line.into_iter().position(|id| *id == self.me) else { return };
-        let turn = u32::try_from(turn).unwrap_or(u32::MAX);
-        let at = thing.due_since.unwrap_or(now).saturating_add(self.settings.takeover.saturating_mul(turn));
-        if now >= at {
-            verdict.step = Some(what());
-        } else {
-            verdict.wake = Some(at);
-        }
-    }
-
-    fn targets_for(&self, object: &ContentId, thing: &Thing, count: usize) -> Vec<NodeId> {
-        if thing.declined.is_empty() {
-            return place(&self.candidates, object, count);
-        }
-        let is_asked = |one: &&Candidate| !thing.declined.iter().any(|(id, _)| *id == one.id);
-        let asked: Vec<_> = self.candidates.iter().filter(is_asked).copied().collect();
-        place(&asked, object, count)
-    }
-
-    /// Where an object would belong if those who are away were not.
-    fn place_there(&self, object: &ContentId, thing: &Thing, count: usize) -> Vec<NodeId> {
-        let is_there = |one: &&Candidate| {
-            self.is_reachable(&one.id) && !thing.declined.iter().any(|(id, _)| *id == one.id)
-        };
-        let there: Vec<_> = self.candidates.iter().filter(is_there).copied().collect();
-        place(&there, object, count)
-    }
-
-    fn is_reachable(&self, id: &NodeId) -> bool {
-        self.nodes.get(id).is_some_and(|known| known.node.presence != Presence::Away)
-    }
-
-    /// Whether nobody knows what this node has, and it may be back soon. Whoever was just started has not seen those who are
-    /// away; what belongs on them is not missing until their grace is over.
-    fn is_unknown(&self, id: &NodeId) -> bool {
-        self.nodes.get(id).is_some_and(|known| {
-            known.node.presence == Presence::Away && !known.is_given_up && !known.is_compared
-        })
-    }
-
-    /// Whether a copy on this node counts.
-    fn is_safe(&self, id: &NodeId) -> bool {
-        self.nodes.get(id).is_some_and(|known| {
-            known.node.is_durable && known.node.presence != Presence::Draining && !known.is_given_up
-        })
-    }
-
-    fn sort(&self, object: &ContentId, line: &mut [NodeId]) {
-        // Those who are about to go come last: they have enough to do.
-        line.sort_by_cached_key(|id| {
-            let is_draining =
-                self.nodes.get(id).is_some_and(|known| known.node.presence == Presence::Draining);
-            (is_draining, score(object, id, 1), *id)
-        });
-    }
-
-    fn look(&self, piece: &ContentId) -> Look {
-        let mut look = Look::default();
-        let Some(known) = self.pieces.get(piece) else { return look };
-        for (id, _) in known.holders.iter().filter(|(_, held)| **held == Holding::Good) {
-            let Some(node) = self.nodes.get(id) else { continue };
-            if self.is_reachable(id) {
-                look.sources.push(*id);
-                look.live += usize::from(node.node.is_durable);
-            } else {
-                look.away += usize::from(!node.is_given_up);
-            }
-            if self.is_safe(id) {
-                look.safe.push(*id);
-            }
-        }
-        self.sort(piece, &mut look.sources);
-        look
-    }
-}
-
-/// For each shard that can be read, somebody who has it.
-fn sources_of(looks: &[Look]) -> Vec<(u8, NodeId)> {
-    let of = |(index, look): (usize, &Look)| Some((u8::try_from(index).ok()?, *look.sources.first()?));
-    looks.iter().enumerate().filter_map(of).collect()
-}
-
-/// Who has a piece.
-#[derive(Debug, Default)]
-struct Look {
-    /// Those that count as copies.
-    safe: Vec<NodeId>,
-    /// Those who can be asked for it, in the order in which they act.
-    sources: Vec<NodeId>,
-    /// Those of these whose copy survives a restart.
-    live: usize,
-    /// Those who are away and may be back soon.
-    away: usize,
-}
-
-impl Look {
-    fn is_here(&self, me: &NodeId) -> bool {
-        self.sources.contains(me)
-    }
-
-    fn is_anywhere(&self) -> bool {
-        !self.sources.is_empty() || self.away > 0
     }
 }

@@ -10,6 +10,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use ron_core::ContentId;
 
 use super::tree::{Branch, GROUP, Hash, NODE, Nodes, Shape, TreeError, group_hash};
+use crate::planted::{Bug, is_planted};
 
 /// Bytes before a proof: the object's size, little-endian.
 pub const HEADER: u64 = 8;
@@ -342,7 +343,8 @@ impl ProofReader {
                     if arrived.len() < len {
                         return Ok(None);
                     }
-                    if group_hash(branch.first, shape.groups() == 1, &arrived[..len]) != expected {
+                    let found = group_hash(branch.first, shape.groups() == 1, &arrived[..len]);
+                    if found != expected && !is_planted(Bug::NoVerify) {
                         return Err(wrong);
                     }
                     below.pop();
@@ -576,7 +578,8 @@ mod tests {
                     Err(error) => break error,
                 }
             };
-            prop_assert!(yielded <= place);
+            // The length comes first and is proven by the last group: with one that makes the same tree, all before that is right.
+            prop_assert!(yielded <= place || place < 8);
             prop_assert!(yielded < content.len());
             if !matches!(error, TreeError::Truncated { .. }) {
                 prop_assert_eq!(reader.next(&mut arrived), Err(error));

@@ -19,6 +19,8 @@ use blake3::{
 use bytes::{BufMut as _, Bytes, BytesMut};
 use ron_core::ContentId;
 
+use crate::planted::{Bug, is_planted};
+
 /// Bytes of a group: the smallest piece that can be proven. It is part of every outboard and every proof, so it is no
 /// setting. At 64 KiB the outboard is a thousandth of the object, and hashing runs at full speed.
 pub const GROUP: u64 = 64 * 1024;
@@ -428,7 +430,7 @@ pub fn check_groups(shape: Shape, first: u64, hashes: &[Hash], bytes: &[u8]) -> 
         let wrong = TreeError::Group { offset: at.start };
         let len = usize::try_from(at.end - at.start).map_err(|_| wrong)?;
         let (group, after) = rest.split_at_checked(len).ok_or(wrong)?;
-        if group_hash(index, shape.groups() == 1, group) != *hash {
+        if group_hash(index, shape.groups() == 1, group) != *hash && !is_planted(Bug::NoVerify) {
             return Err(wrong);
         }
         (rest, index) = (after, index + 1);

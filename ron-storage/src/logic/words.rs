@@ -62,6 +62,14 @@ pub const IS_DURABLE: u8 = 1;
 /// The node is about to go.
 pub const IS_DRAINING: u8 = 2;
 
+/// Answers to [`Kind::Promise`]: it is not here; it is, and stays for a while; it cannot be promised now, which says nothing about
+/// whether it is here.
+pub const NOT_HERE: u8 = 0;
+/// See [`NOT_HERE`].
+pub const PROMISED: u8 = 1;
+/// See [`NOT_HERE`].
+pub const NOT_NOW: u8 = 2;
+
 /// A message, or its answer.
 #[must_use]
 pub fn write(kind: Kind, items: &[Bytes]) -> Bytes {

@@ -19,7 +19,7 @@ use ron_core::{
 };
 
 use super::{
-    Holding, Offer, Part, Peer, PeerError, Peers, Pieces, Pushed, Question, Rules, Want,
+    Holding, Offer, Pace, Part, Peer, PeerError, Peers, Pieces, Pushed, Question, Rules, Want,
     serving::{Offered, Serving},
 };
 use crate::{
@@ -99,6 +99,31 @@ impl Links {
         let Peer { contact, cap } = peer;
         self.peers.call(contact.id, &contact.addrs, with(method, cap), body, deadline).await
     }
+
+    async fn offer(
+        &self,
+        peer: &Peer,
+        offer: &Offer,
+        pace: Option<Arc<dyn Pace>>,
+        deadline: Deadline,
+    ) -> Result<Pushed, PeerError> {
+        let Peer { contact, cap } = peer;
+        // While it is open, the peer may get this object, whoever else may read.
+        let _offered = Offered::new(&self.serving, contact.id, offer.id, pace);
+        if !self.serving.has(offer.id) {
+            return Err(PeerError::NotFound { id: offer.id });
+        }
+        let call = with(PUSH, cap);
+        let mut answer = self.peers.open(contact.id, &contact.addrs, call, offer.encode(), deadline).await?;
+        while let Some(told) = answer.next().await? {
+            match Taking::decode(&told).map_err(|_| PeerError::Foreign { what: "push" })? {
+                Taking::Under { .. } => {}
+                Taking::Stored { is_durable, existed } => return Ok(Pushed { is_durable, existed }),
+                Taking::Declined(decline) => return Err(PeerError::Declined(decline)),
+            }
+        }
+        Err(PeerError::Foreign { what: "push" })
+    }
 }
 
 fn with(method: Method, cap: &Bytes) -> Call {
@@ -156,25 +181,17 @@ impl Peers for Links {
         offer: &'a Offer,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Pushed, PeerError>> {
-        Box::pin(async move {
-            let Peer { contact, cap } = peer;
-            // While it is open, the peer may get this object, whoever else may read.
-            let _offered = Offered::new(&self.serving, contact.id, offer.id);
-            if !self.serving.has(offer.id) {
-                return Err(PeerError::NotFound { id: offer.id });
-            }
-            let call = with(PUSH, cap);
-            let body = offer.encode();
-            let mut answer = self.peers.open(contact.id, &contact.addrs, call, body, deadline).await?;
-            while let Some(told) = answer.next().await? {
-                match Taking::decode(&told).map_err(|_| PeerError::Foreign { what: "push" })? {
-                    Taking::Under { .. } => {}
-                    Taking::Stored { is_durable, existed } => return Ok(Pushed { is_durable, existed }),
-                    Taking::Declined(decline) => return Err(PeerError::Declined(decline)),
-                }
-            }
-            Err(PeerError::Foreign { what: "push" })
-        })
+        Box::pin(self.offer(peer, offer, None, deadline))
+    }
+
+    fn push_paced<'a>(
+        &'a self,
+        peer: &'a Peer,
+        offer: &'a Offer,
+        pace: &'a Arc<dyn Pace>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Pushed, PeerError>> {
+        Box::pin(self.offer(peer, offer, Some(Arc::clone(pace)), deadline))
     }
 
     fn inventory<'a>(

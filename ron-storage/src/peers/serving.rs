@@ -14,7 +14,7 @@ use ron_core::{
 };
 
 use super::{
-    Decline, Holding, Offer, PeerError, Pieces, Rules, Want, answer,
+    Decline, Holding, Offer, PACED_BYTES, Pace, PeerError, Pieces, Rules, Want, answer,
     links::{Arriving, GET, about},
 };
 use crate::{
@@ -47,7 +47,14 @@ struct Served {
 
 pub(super) struct Serving {
     served: Snapshot<Option<Served>>,
-    offers: Lock<BTreeMap<(NodeId, ContentId), usize>>,
+    offers: Lock<BTreeMap<(NodeId, ContentId), Open>>,
+}
+
+/// How often an object is offered to a peer, and what its bytes wait for.
+#[derive(Default)]
+struct Open {
+    offers: usize,
+    pace: Option<Arc<dyn Pace>>,
 }
 
 impl Serving {
@@ -69,6 +76,16 @@ impl Serving {
     fn is_offered(&self, to: NodeId, id: ContentId) -> bool {
         self.offers.lock().contains_key(&(to, id))
     }
+
+    /// What the answer to a GET waits for: who gets what it was offered within a rate gets it within that rate.
+    fn pace(&self, request: &Request) -> Option<Arc<dyn Pace>> {
+        let offers = self.offers.lock();
+        if offers.is_empty() {
+            return None;
+        }
+        let want = Want::decode(request.body()).ok()?;
+        offers.get(&(request.peer(), want.id))?.pace.clone()
+    }
 }
 
 /// An offer that is open.
@@ -78,8 +95,12 @@ pub(super) struct Offered<'a> {
 }
 
 impl<'a> Offered<'a> {
-    pub(super) fn new(serving: &'a Serving, to: NodeId, id: ContentId) -> Self {
-        *serving.offers.lock().entry((to, id)).or_default() += 1;
+    pub(super) fn new(serving: &'a Serving, to: NodeId, id: ContentId, pace: Option<Arc<dyn Pace>>) -> Self {
+        let mut offers = serving.offers.lock();
+        let open = offers.entry((to, id)).or_default();
+        open.offers += 1;
+        open.pace = pace.or(open.pace.take());
+        drop(offers);
         Offered { serving, key: (to, id) }
     }
 }
@@ -88,8 +109,8 @@ impl Drop for Offered<'_> {
     fn drop(&mut self) {
         let mut offers = self.serving.offers.lock();
         if let Some(open) = offers.get_mut(&self.key) {
-            *open -= 1;
-            if *open == 0 {
+            open.offers -= 1;
+            if open.offers == 0 {
                 offers.remove(&self.key);
             }
         }
@@ -128,7 +149,10 @@ impl Service for Serving {
         match request.method() {
             method::HAVE => Handling::Done(have(&store, &request)),
             method::INVENTORY => Handling::Done(inventory(&store, &request)),
-            method::GET => Handling::Pending(Box::pin(async move { get(&store, &request).await })),
+            method::GET => {
+                let pace = self.pace(&request);
+                Handling::Pending(Box::pin(async move { get(&store, &request, pace).await }))
+            }
             method::PUSH => {
                 Handling::Pending(Box::pin(async move { take(&store, &rules, &request, &telling).await }))
             }
@@ -184,7 +208,7 @@ fn inventory(store: &Store, request: &Request) -> Result<Bytes, Fault> {
     Ok(wire::write_parts(&answer(store, &question)))
 }
 
-async fn get(store: &Store, request: &Request) -> Result<Bytes, Fault> {
+async fn get(store: &Store, request: &Request, pace: Option<Arc<dyn Pace>>) -> Result<Bytes, Fault> {
     let Want { id, mut ranges, with_last } = Want::decode(request.body()).map_err(malformed)?;
     if ranges.is_empty() {
         ranges.push(0..u64::MAX);
@@ -196,6 +220,14 @@ async fn get(store: &Store, request: &Request) -> Result<Bytes, Fault> {
     let mut proof = store.get_proof(id, &ranges, request.deadline()).await.map_err(fault)?;
     let mut piece = proof.next().await.map_err(fault)?.unwrap_or_default();
     loop {
+        if let Some(pace) = &pace {
+            // A little at a time, so that it flows evenly and nobody who waits for some of it takes this end for dead.
+            while piece.len() > PACED_BYTES as usize {
+                pay(pace, PACED_BYTES as usize, request).await?;
+                request.send(piece.split_to(PACED_BYTES as usize)).await?;
+            }
+            pay(pace, piece.len(), request).await?;
+        }
         if proof.is_over() {
             return Ok(piece);
         }
@@ -204,6 +236,11 @@ async fn get(store: &Store, request: &Request) -> Result<Bytes, Fault> {
         sent?;
         piece = next.map_err(fault)?.unwrap_or_default();
     }
+}
+
+async fn pay(pace: &Arc<dyn Pace>, bytes: usize, request: &Request) -> Result<(), Fault> {
+    let paid = pace.take(bytes as u64, request.deadline()).await;
+    paid.map_err(|error| Fault::new(Code::Timeout, error.to_string()))
 }
 
 /// Takes an object that a peer offers: gets it from there, over the link on which it was offered.

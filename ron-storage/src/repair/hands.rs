@@ -1,27 +1,32 @@
 //! Doing what was planned: copying, rebuilding, trimming, dropping.
 
-use std::time::Duration;
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use ron_core::{ContentId, Deadline, NodeId, now};
+use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 
-use super::{Heard, KeepingEvent, Shared, looking, telling};
+use super::{HEDGE, Heard, KeepingEvent, Shared, looking, telling, yielding};
 use crate::{
-    StorageError,
-    claims::Manifest,
+    StorageError, Store,
+    claims::{Manifest, Standing},
     logic::{
         plan::{Holding, Job, Outcome, Step},
-        words::{Kind, write_told},
+        promises::PromiseError,
+        words::{Kind, NOT_HERE, PROMISED, write_told},
     },
-    peers::{Decline, Groups, Held, Offer, Peer, PeerError, Want},
+    peers::{Decline, Groups, Held, Offer, Pace, Peer, PeerError, Want},
+    planted::{Bug, is_planted},
 };
 
 /// The longest object that is read into memory from other nodes at once.
-const WHOLE_BYTES_MAX: u64 = 256 << 20;
+pub(super) const WHOLE_BYTES_MAX: u64 = 256 << 20;
 
 /// What giving a piece to another node may take, and for each second more how many bytes have to have come.
 const GIVING: Duration = Duration::from_secs(20);
 const SLOWEST: u64 = 1 << 20;
+
+/// Bytes that a repair asks for at a time: what is paid for and may come at once.
+const PART_BYTES: u64 = 128 << 10;
 
 /// Why something was not done.
 #[derive(Debug)]
@@ -32,20 +37,95 @@ enum Trouble {
     Refused(&'static str),
 }
 
+impl From<PromiseError> for Trouble {
+    fn from(error: PromiseError) -> Self {
+        Trouble::Refused(match error {
+            PromiseError::Promised => "it is promised",
+            PromiseError::Held => "it is about to be claimed",
+            PromiseError::Read => "somebody reads it",
+            PromiseError::Trimming | PromiseError::TooMany => "somebody is at it",
+        })
+    }
+}
+
 impl From<StorageError> for Trouble {
     fn from(error: StorageError) -> Self {
         Trouble::Store(error)
     }
 }
 
+/// What moving so many bytes may take: the least rate there is, shared by all workers.
+pub(super) fn patience(shared: &Shared, bytes: u64) -> Duration {
+    let least = {
+        let settings = shared.settings.load();
+        yielding(&settings).least() / settings.workers.get() as u64
+    };
+    GIVING + Duration::from_secs(bytes / least.clamp(1, SLOWEST))
+}
+
+/// What comes of so many attempts as are needed. Each is begun when one before it came to nothing, or when for a while nothing came,
+/// with so many at once at most: one that is stuck holds up nobody.
+pub(super) async fn enough<'a, T>(
+    mut attempts: impl Iterator<Item = BoxFuture<'a, Option<T>>>,
+    needed: usize,
+    at_once: usize,
+    hedge: Duration,
+) -> Vec<T> {
+    let mut found = Vec::new();
+    let mut open: Vec<BoxFuture<'a, Option<T>>> = attempts.by_ref().take(needed).collect();
+    while found.len() < needed && !open.is_empty() {
+        match Deadline::after(hedge).limit("hedge", first(&mut open)).await {
+            Ok(Some(good)) => found.push(good),
+            Ok(None) => open.extend(attempts.next()),
+            Err(_) if open.len() < at_once => open.extend(attempts.next()),
+            Err(_) => {}
+        }
+    }
+    found
+}
+
+/// What comes of all of these, which are begun at once. When that is enough, the others have so much longer: what is nearly done need
+/// not be done again by a repair.
+pub(super) async fn all_or_enough<'a, T>(
+    attempts: impl Iterator<Item = BoxFuture<'a, Option<T>>>,
+    is_enough: impl Fn(&[T]) -> bool,
+    longer: Duration,
+) -> Vec<T> {
+    let mut found = Vec::new();
+    let mut open: Vec<BoxFuture<'a, Option<T>>> = attempts.collect();
+    while !open.is_empty() && !is_enough(&found) {
+        found.extend(first(&mut open).await);
+    }
+    let until = Deadline::after(longer);
+    while !open.is_empty() {
+        let Ok(done) = until.limit("hedge", first(&mut open)).await else { break };
+        found.extend(done);
+    }
+    found
+}
+
+/// What comes of the first of these that is done.
+fn first<'a, T>(open: &mut Vec<BoxFuture<'a, Option<T>>>) -> impl Future<Output = Option<T>> {
+    poll_fn(|cx| {
+        for at in 0..open.len() {
+            if let Poll::Ready(done) = open[at].as_mut().poll(cx) {
+                drop(open.swap_remove(at));
+                return Poll::Ready(done);
+            }
+        }
+        Poll::Pending
+    })
+}
+
 /// Does a step; says how it ended and how many bytes it moved.
-pub(super) async fn perform(shared: &Shared, step: &Step, deadline: Deadline) -> (Outcome, u64) {
+pub(super) async fn perform(shared: &Shared, step: &Step) -> (Outcome, u64) {
+    let deadline = Deadline::after(shared.settings.load().repair_timeout);
     let done = match &step.job {
         Job::Copy { piece, to } => copy(shared, step.object, *piece, *to, deadline).await,
         Job::Rebuild { coding, missing, sources, is_whole } => {
-            rebuild(shared, step.object, *coding, missing, sources, *is_whole, deadline).await
+            rebuild(shared, step.object, *coding, missing, sources, *is_whole).await
         }
-        Job::Restore { coding, sources } => restore(shared, step.object, *coding, sources, deadline).await,
+        Job::Restore { coding, sources } => restore(shared, step.object, *coding, sources).await,
         Job::Trim { piece, provers } => trim(shared, step.object, *piece, provers, deadline).await,
         Job::Drop { pieces } => drop_all(shared, step.object, pieces, deadline).await,
     };
@@ -67,7 +147,7 @@ pub(super) async fn perform(shared: &Shared, step: &Step, deadline: Deadline) ->
         Err(Trouble::Peer(node, piece, error)) => {
             tracing::debug!(%node, %piece, %error, object = %step.object, "a repair failed");
             if error.is_lie() {
-                shared.events.publish(KeepingEvent::Blamed { node, piece });
+                shared.tell(KeepingEvent::Blamed { node, piece });
                 shared.hear(Heard::Held { node, piece, holding: Holding::Bad }).await;
             }
             (Outcome::Failed, 0)
@@ -83,18 +163,6 @@ pub(super) async fn perform(shared: &Shared, step: &Step, deadline: Deadline) ->
     }
 }
 
-/// Waits until so many bytes are within the rate.
-async fn pay(shared: &Shared, bytes: u64, deadline: Deadline) -> Result<(), Trouble> {
-    let began = now();
-    shared.pacer.take(bytes, deadline).await.map_err(StorageError::from)?;
-    let waited = now().saturating_duration_since(began);
-    shared.counts.wait.observe(waited.as_secs_f64());
-    if !waited.is_zero() {
-        shared.counts.paced.add(1);
-    }
-    Ok(())
-}
-
 async fn copy(
     shared: &Shared,
     object: ContentId,
@@ -103,27 +171,27 @@ async fn copy(
     deadline: Deadline,
 ) -> Result<u64, Trouble> {
     let stat = shared.store.stat(piece, deadline).await?;
-    pay(shared, stat.len, deadline).await?;
-    give(shared, object, piece, stat.len, to, deadline).await?;
+    give(shared, object, piece, stat.len, to).await?;
     Ok(stat.len)
 }
 
-/// Gives a piece that is here to another node, and reads back that it has it.
+/// Gives a piece that is here to another node, within the rate, and reads back that it has it. That node has read all of it back
+/// from its disk before it says so.
 async fn give(
     shared: &Shared,
     object: ContentId,
     piece: ContentId,
     len: u64,
     to: NodeId,
-    deadline: Deadline,
 ) -> Result<(), Trouble> {
     let peer = shared.peer(&to).ok_or(Trouble::Refused("it is gone"))?;
     let offer = Offer { id: piece, len, claim: telling::told(shared, &object) };
     // Whoever is silent for that long is not waited for: others wait for this worker.
-    let patience = GIVING + Duration::from_secs(len / SLOWEST);
-    let deadline = if deadline.remaining() > patience { Deadline::after(patience) } else { deadline };
+    let deadline = Deadline::after(patience(shared, len));
     let failed = |error| Trouble::Peer(to, piece, error);
-    shared.peers.push(&peer, &offer, deadline).await.map_err(failed)?;
+    let pace = Arc::clone(&shared.pace) as Arc<dyn Pace>;
+    let pushed = deadline.limit("push", shared.peers.push_paced(&peer, &offer, &pace, deadline)).await;
+    pushed.map_err(PeerError::from).and_then(|pushed| pushed).map_err(failed)?;
     read_back(shared, &peer, piece, len, deadline).await.map_err(failed)?;
     shared.hear(Heard::Held { node: to, piece, holding: Holding::Good }).await;
     Ok(())
@@ -145,21 +213,81 @@ async fn read_back(
     Ok(())
 }
 
-/// The whole of a piece from another node.
+/// The whole of a piece from another node, for whoever reads it; `None` if that does not give it.
 async fn fetch(
     shared: &Shared,
-    peer: &Peer,
+    node: NodeId,
     piece: ContentId,
     len_max: u64,
     deadline: Deadline,
-) -> Result<Bytes, PeerError> {
-    let want = Want::all(piece);
-    let mut groups = Groups::new(&want, len_max, shared.peers.get(peer, &want, deadline).await?);
-    let mut content = BytesMut::new();
+) -> Option<Bytes> {
+    let peer = shared.peer(&node).filter(|_| node != shared.me)?;
+    let fetched = async {
+        let mut content = BytesMut::new();
+        fetch_part(shared, &peer, &Want::all(piece), len_max, &mut content, deadline).await?;
+        Ok(content.freeze())
+    };
+    let fetched = deadline.limit("fetch", fetched).await.map_err(PeerError::from).and_then(|fetched| fetched);
+    good_or_blamed(shared, node, piece, fetched).await
+}
+
+/// The whole of a piece of a known length from another node, for a repair: each part is paid for before it is asked for.
+async fn fetch_paced(
+    shared: &Shared,
+    node: NodeId,
+    piece: ContentId,
+    len: u64,
+    deadline: Deadline,
+) -> Option<Bytes> {
+    let peer = shared.peer(&node).filter(|_| node != shared.me)?;
+    let fetched = async {
+        let mut content = BytesMut::new();
+        let mut at = 0;
+        while at < len {
+            let end = len.min(at + PART_BYTES);
+            shared.pace.take(end - at, deadline).await?;
+            let want = Want::part(piece, vec![at..end]);
+            fetch_part(shared, &peer, &want, len, &mut content, deadline).await?;
+            at = end;
+        }
+        Ok(content.freeze())
+    };
+    let fetched = deadline.limit("fetch", fetched).await.map_err(PeerError::from).and_then(|fetched| fetched);
+    good_or_blamed(shared, node, piece, fetched).await
+}
+
+async fn fetch_part(
+    shared: &Shared,
+    peer: &Peer,
+    want: &Want,
+    len_max: u64,
+    content: &mut BytesMut,
+    deadline: Deadline,
+) -> Result<(), PeerError> {
+    let mut groups = Groups::new(want, len_max, shared.peers.get(peer, want, deadline).await?);
     while let Some(group) = groups.next().await? {
         content.extend_from_slice(&group.bytes);
     }
-    Ok(content.freeze())
+    Ok(())
+}
+
+/// What came; who lied about it is blamed.
+async fn good_or_blamed(
+    shared: &Shared,
+    node: NodeId,
+    piece: ContentId,
+    fetched: Result<Bytes, PeerError>,
+) -> Option<Bytes> {
+    match fetched {
+        Ok(content) => return Some(content),
+        Err(PeerError::NotFound { .. }) => {}
+        Err(error) if error.is_lie() => {
+            shared.tell(KeepingEvent::Blamed { node, piece });
+            shared.hear(Heard::Held { node, piece, holding: Holding::Bad }).await;
+        }
+        Err(error) => tracing::debug!(%node, %piece, %error, "it does not give it"),
+    }
+    None
 }
 
 /// Hears what a node knows about an object's claims.
@@ -179,6 +307,32 @@ async fn learn(shared: &Shared, node: NodeId, object: &ContentId) {
     }
 }
 
+/// A piece that is about to be deleted here, until this is dropped: also when whoever deletes it is cut off or panics.
+struct Going<'a> {
+    shared: &'a Shared,
+    piece: ContentId,
+}
+
+impl<'a> Going<'a> {
+    /// One that is too many. Not if it was promised to be kept.
+    fn extra(shared: &'a Shared, piece: ContentId) -> Result<Self, PromiseError> {
+        shared.promises.lock().begin(piece, shared.now())?;
+        Ok(Going { shared, piece })
+    }
+
+    /// One that nobody wants.
+    fn unwanted(shared: &'a Shared, piece: ContentId) -> Result<Self, PromiseError> {
+        shared.promises.lock().begin_drop(piece, shared.now())?;
+        Ok(Going { shared, piece })
+    }
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        self.shared.promises.lock().end(&self.piece);
+    }
+}
+
 async fn trim(
     shared: &Shared,
     object: ContentId,
@@ -189,10 +343,8 @@ async fn trim(
     if provers.is_empty() {
         return Err(Trouble::Refused("nobody proves anything"));
     }
-    shared.promises.lock().begin(piece, shared.now()).map_err(|_| Trouble::Refused("it is promised"))?;
-    let trimmed = trim_promised(shared, object, piece, provers, deadline).await;
-    shared.promises.lock().end(&piece);
-    trimmed
+    let _going = Going::extra(shared, piece)?;
+    trim_promised(shared, object, piece, provers, deadline).await
 }
 
 async fn trim_promised(
@@ -202,8 +354,10 @@ async fn trim_promised(
     provers: &[(ContentId, NodeId)],
     deadline: Deadline,
 ) -> Result<u64, Trouble> {
-    if piece == object && provers.iter().any(|(proved, _)| *proved != object) {
-        check_manifests(shared, object, deadline).await?;
+    // A damaged one is worth nothing, whatever its manifests say.
+    let is_bad = shared.store.stat(piece, deadline).await?.is_quarantined;
+    if piece == object && !is_bad && provers.iter().any(|(proved, _)| *proved != object) {
+        check_manifests(shared, object, provers, deadline).await?;
     }
     let book = shared.store.book();
     let told: Vec<Bytes> =
@@ -215,9 +369,14 @@ async fn trim_promised(
         let mut items = vec![name(proved), name(&object)];
         items.extend(told.iter().cloned());
         let answer = looking::ask(shared, &peer, Kind::Promise, &items).await.map_err(failed)?;
-        if answer.first().is_none_or(|word| word[..] != [1]) {
-            shared.hear(Heard::Held { node: *prover, piece: *proved, holding: Holding::Absent }).await;
-            return Err(Trouble::Refused("a prover does not promise"));
+        match answer.first().and_then(|word| word.first()).copied() {
+            Some(PROMISED) => {}
+            Some(NOT_HERE) => {
+                shared.hear(Heard::Held { node: *prover, piece: *proved, holding: Holding::Absent }).await;
+                return Err(Trouble::Refused("a prover does not have it"));
+            }
+            // It may have it all the same: nothing is to be mended.
+            _ => return Err(Trouble::Refused("a prover does not promise")),
         }
         let held = shared.peers.have(&peer, &[*proved], deadline).await.map_err(failed)?;
         let Some(Held::Complete(len)) = held.held.first().copied() else {
@@ -229,8 +388,28 @@ async fn trim_promised(
     if !shared.promises.lock().may_delete(&piece, shared.now()) {
         return Err(Trouble::Refused("it took too long"));
     }
+    check_premise(shared, object, piece, provers).map_err(Trouble::Refused)?;
     shared.store.remove(piece, deadline).await?;
     Ok(0)
+}
+
+/// Whether a piece is still too much. The claims may have become others since that was planned, or while others were asked; and shards
+/// prove nothing about an object that is wanted in copies.
+fn check_premise(
+    shared: &Shared,
+    object: ContentId,
+    piece: ContentId,
+    provers: &[(ContentId, NodeId)],
+) -> Result<(), &'static str> {
+    let Standing::Live(wanted) = shared.store.standing(&object) else {
+        return Err("nobody claims it any more");
+    };
+    let copies = provers.iter().filter(|(proved, _)| *proved == object).count();
+    let is_cut = wanted.copies == 0 && !wanted.codings.is_empty();
+    if piece == object && !is_cut && copies < usize::from(wanted.copies).max(1) {
+        return Err("its copies are wanted");
+    }
+    Ok(())
 }
 
 async fn drop_all(
@@ -240,44 +419,80 @@ async fn drop_all(
     deadline: Deadline,
 ) -> Result<u64, Trouble> {
     for piece in pieces {
-        // Asked once more, because a claim may have come since.
+        let _going = Going::unwanted(shared, *piece)?;
+        // Asked once more, because a claim may have come since. One that comes from now on waits until this is over: whoever
+        // puts the object again sees that it is about to go.
         if shared.store.book().wants(piece) || shared.store.book().wants(&object) {
             return Err(Trouble::Refused("somebody claims it"));
         }
         shared.store.remove(*piece, deadline).await?;
     }
+    if is_planted(Bug::NoTombstone) {
+        shared.store.book().forget(u64::MAX, |other| *other != object);
+    }
     Ok(0)
 }
 
-/// An object from wherever it is.
+/// Deletes an object that nobody claims because a caller said so. Who is about to claim it comes first, and who comes later waits
+/// until this is over.
+pub(super) async fn clear(
+    shared: &Shared,
+    store: &Store,
+    id: ContentId,
+    deadline: Deadline,
+) -> Result<bool, StorageError> {
+    match Going::unwanted(shared, id) {
+        Ok(_going) => store.delete(id, deadline).await,
+        Err(PromiseError::Held) => Err(StorageError::Claimed { id }),
+        // It is being deleted already.
+        Err(_) => Ok(true),
+    }
+}
+
+/// An object from wherever it is. What is deleted is not looked for: a piece of it may lie around anywhere for a while.
 pub(super) async fn read(shared: &Shared, id: ContentId, deadline: Deadline) -> Result<Bytes, StorageError> {
+    if shared.store.standing(&id) == Standing::Deleted {
+        return Err(StorageError::NotFound { id });
+    }
     match shared.store.get_bytes(id, WHOLE_BYTES_MAX, deadline).await {
         Err(StorageError::NotFound { .. } | StorageError::Corrupt { .. }) => {}
         other => return other,
     }
-    let members = shared.members.load();
-    for node in looking::targets(shared, &id, members.len()) {
-        let Some(member) = members.get(&node).filter(|_| node != shared.me) else { continue };
-        match fetch(shared, &member.peer, id, WHOLE_BYTES_MAX, deadline).await {
-            Ok(content) => return Ok(content),
-            Err(PeerError::NotFound { .. }) => {}
-            Err(error) if error.is_lie() => {
-                shared.events.publish(KeepingEvent::Blamed { node, piece: id });
-            }
-            Err(error) => tracing::debug!(%node, %error, "it does not give it"),
-        }
-    }
-    for manifest in shared.store.book().manifests_of(&id) {
-        let shards = gather(shared, &manifest, None, deadline).await;
-        match join(&manifest, &shards) {
-            Ok(content) => return Ok(content),
-            Err(error) => tracing::debug!(%id, %error, "its shards do not make it"),
+    let has_shards = !shared.store.book().manifests_of(&id).is_empty();
+    let standing = shared.store.standing(&id);
+    let is_cut = matches!(&standing, Standing::Live(wanted) if wanted.copies == 0) && has_shards;
+    // Where it is most likely to be first.
+    for looks_for_whole in [!is_cut, is_cut] {
+        let found = if looks_for_whole {
+            let nodes = looking::targets(shared, &id, shared.members.load().len());
+            let fetches = nodes
+                .into_iter()
+                .map(|node| Box::pin(fetch(shared, node, id, WHOLE_BYTES_MAX, deadline)) as BoxFuture<'_, _>);
+            enough(fetches, 1, 3, HEDGE).await.pop()
+        } else {
+            from_shards(shared, id, deadline).await
+        };
+        if let Some(content) = found {
+            return Ok(content);
         }
     }
     Err(StorageError::NotFound { id })
 }
 
-/// Shards of an object, as many as it takes: from here, from those who are said to have them, and else from whoever has.
+/// An object out of shards, if enough of them are to be had.
+pub(super) async fn from_shards(shared: &Shared, id: ContentId, deadline: Deadline) -> Option<Bytes> {
+    for manifest in shared.store.book().manifests_of(&id) {
+        let shards = gather(shared, &manifest, None, deadline).await;
+        match join(shared, &manifest, shards, deadline).await {
+            Ok(content) => return Some(content),
+            Err(error) => tracing::debug!(%id, %error, "its shards do not make it"),
+        }
+    }
+    None
+}
+
+/// Shards of an object, as many as it takes: from here, from those who are said to have them, and else from whoever has. For a
+/// repair, whose sources are said, within the rate.
 async fn gather(
     shared: &Shared,
     manifest: &Manifest,
@@ -285,36 +500,38 @@ async fn gather(
     deadline: Deadline,
 ) -> Vec<(u8, Bytes)> {
     let len = manifest.layout().shard_len();
-    let mut found: Vec<(u8, Bytes)> = Vec::new();
-    let members = shared.members.load();
-    for (index, shard) in (0_u8..).zip(&manifest.shards) {
-        if found.len() >= usize::from(manifest.data) {
-            break;
-        }
-        if let Ok(here) = shared.store.get_bytes(*shard, len, deadline).await {
-            found.push((index, here));
-            continue;
+    let members = shared.members.load().len();
+    let shard_of = |(index, shard): (u8, ContentId)| async move {
+        if let Ok(here) = shared.store.get_bytes(shard, len, deadline).await {
+            return Some((index, here));
         }
         let said = |(of, node): &(u8, NodeId)| (*of == index).then_some(*node);
-        let nodes = match sources {
+        let nodes: Vec<NodeId> = match sources {
             Some(sources) => sources.iter().filter_map(said).collect(),
-            None => looking::targets(shared, &manifest.object, members.len()),
-        };
-        for node in nodes {
-            let Some(member) = members.get(&node).filter(|_| node != shared.me) else { continue };
-            match fetch(shared, &member.peer, *shard, len, deadline).await {
-                Ok(content) => {
-                    found.push((index, content));
-                    break;
-                }
-                Err(error) if error.is_lie() => {
-                    shared.events.publish(KeepingEvent::Blamed { node, piece: *shard });
-                }
-                Err(error) => tracing::debug!(%node, %error, "it does not give a shard"),
+            None => {
+                // Where it belongs first.
+                let mut nodes = looking::targets(shared, &manifest.object, members);
+                let home = usize::from(index) % nodes.len().max(1);
+                nodes.rotate_left(home);
+                nodes
             }
-        }
-    }
-    found
+        };
+        // Whoever is silent for that long is not waited for: there are other shards.
+        let deadline = deadline.within(patience(shared, len));
+        let is_paced = sources.is_some();
+        let fetches = nodes.into_iter().map(|node| {
+            Box::pin(async move {
+                match is_paced {
+                    true => fetch_paced(shared, node, shard, len, deadline).await,
+                    false => fetch(shared, node, shard, len, deadline).await,
+                }
+            }) as BoxFuture<'_, _>
+        });
+        enough(fetches, 1, 2, HEDGE).await.pop().map(|content| (index, content))
+    };
+    let all = (0_u8..).zip(manifest.shards.iter().copied());
+    let needed = usize::from(manifest.data);
+    enough(all.map(|one| Box::pin(shard_of(one)) as BoxFuture<'_, _>), needed, needed + 2, HEDGE).await
 }
 
 fn manifest_of(shared: &Shared, object: &ContentId, coding: usize) -> Option<Manifest> {
@@ -328,13 +545,15 @@ mod coding {
     use super::*;
     use crate::logic::shards::{ReedSolomon, ShardError, decode, encode};
 
-    /// Shards in pieces that are put one by one, and what says which they are.
-    pub(in super::super) fn cut(
-        content: &[u8],
-        data: u8,
-        parity: u8,
+    /// Shards in pieces that are put one by one, and what says which they are. Computed where it holds up nobody.
+    pub(in super::super) async fn cut(
+        shared: &Shared,
+        content: Bytes,
+        (data, parity): (u8, u8),
+        deadline: Deadline,
     ) -> Result<(Vec<Bytes>, Option<Manifest>), StorageError> {
-        match encode(content, data, parity, &ReedSolomon) {
+        let encode = move || encode(&content, data, parity, &ReedSolomon);
+        match shared.spawner.blocking("encode", deadline, encode).await? {
             Ok((manifest, mut shards)) => {
                 shards.push(manifest.encode().into());
                 Ok((shards, Some(manifest)))
@@ -347,27 +566,41 @@ mod coding {
         }
     }
 
-    pub(super) fn join(manifest: &Manifest, shards: &[(u8, Bytes)]) -> Result<Bytes, StorageError> {
-        decode(manifest, shards, &ReedSolomon)
-            .map_err(|error| StorageError::Source { message: error.to_string() })
+    pub(super) async fn join(
+        shared: &Shared,
+        manifest: &Manifest,
+        shards: Vec<(u8, Bytes)>,
+        deadline: Deadline,
+    ) -> Result<Bytes, StorageError> {
+        let manifest = manifest.clone();
+        let decode = move || decode(&manifest, &shards, &ReedSolomon);
+        let decoded = shared.spawner.blocking("decode", deadline, decode).await?;
+        decoded.map_err(|error| StorageError::Source { message: error.to_string() })
     }
 }
 
 #[cfg(not(feature = "erasure"))]
+#[allow(clippy::unused_async, reason = "as the one that computes")]
 mod coding {
     use super::*;
 
     const WITHOUT: &str = "this program is built without the feature `erasure`";
 
-    pub(in super::super) fn cut(
-        _: &[u8],
-        _: u8,
-        _: u8,
+    pub(in super::super) async fn cut(
+        _: &Shared,
+        _: Bytes,
+        _: (u8, u8),
+        _: Deadline,
     ) -> Result<(Vec<Bytes>, Option<Manifest>), StorageError> {
         Err(StorageError::Claim { reason: WITHOUT.to_owned() })
     }
 
-    pub(super) fn join(_: &Manifest, _: &[(u8, Bytes)]) -> Result<Bytes, StorageError> {
+    pub(super) async fn join(
+        _: &Shared,
+        _: &Manifest,
+        _: Vec<(u8, Bytes)>,
+        _: Deadline,
+    ) -> Result<Bytes, StorageError> {
         Err(StorageError::Source { message: WITHOUT.to_owned() })
     }
 }
@@ -375,14 +608,25 @@ mod coding {
 pub(super) use coding::cut;
 use coding::join;
 
-/// Whether the manifests of an object that is here are what it would be cut into: before the object goes, nobody has to be
-/// believed.
-async fn check_manifests(shared: &Shared, object: ContentId, deadline: Deadline) -> Result<(), Trouble> {
+/// Whether the manifests of an object that is here are what it would be cut into, and the shards that nobody else proves are
+/// here and whole: before the object goes, nobody has to be believed.
+async fn check_manifests(
+    shared: &Shared,
+    object: ContentId,
+    provers: &[(ContentId, NodeId)],
+    deadline: Deadline,
+) -> Result<(), Trouble> {
     let content = shared.store.get_bytes(object, WHOLE_BYTES_MAX, deadline).await?;
     for manifest in shared.store.book().manifests_of(&object) {
-        let (_, ours) = cut(&content, manifest.data, manifest.parity())?;
+        let numbers = (manifest.data, manifest.parity());
+        let (_, ours) = cut(shared, content.clone(), numbers, deadline).await?;
         if ours.as_ref() != Some(&manifest) {
             return Err(Trouble::Refused("its manifest is not that of the object"));
+        }
+        for shard in &manifest.shards {
+            if !provers.iter().any(|(proved, _)| proved == shard) {
+                shared.store.get_bytes(*shard, WHOLE_BYTES_MAX, deadline).await?;
+            }
         }
     }
     Ok(())
@@ -393,12 +637,11 @@ async fn restore(
     object: ContentId,
     coding: usize,
     sources: &[(u8, NodeId)],
-    deadline: Deadline,
 ) -> Result<u64, Trouble> {
     let manifest = manifest_of(shared, &object, coding).ok_or(NO_MANIFEST)?;
-    pay(shared, manifest.len, deadline).await?;
+    let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, manifest.len));
     let shards = gather(shared, &manifest, Some(sources), deadline).await;
-    let content = join(&manifest, &shards)?;
+    let content = join(shared, &manifest, shards, deadline).await?;
     let stored = shared.store.put_bytes(content, deadline).await?;
     Ok(stored.len)
 }
@@ -410,21 +653,25 @@ async fn rebuild(
     missing: &[(u8, NodeId)],
     sources: &[(u8, NodeId)],
     is_whole: bool,
-    deadline: Deadline,
 ) -> Result<u64, Trouble> {
     let manifest = manifest_of(shared, &object, coding).ok_or(NO_MANIFEST)?;
     let len = manifest.layout().shard_len();
     let reads = if is_whole { 0 } else { u64::from(manifest.data) * len };
     let bytes = reads + missing.len() as u64 * len;
-    pay(shared, bytes, deadline).await?;
+    let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, bytes));
     let content = match is_whole {
         true => shared.store.get_bytes(object, WHOLE_BYTES_MAX, deadline).await?,
-        false => join(&manifest, &gather(shared, &manifest, Some(sources), deadline).await)?,
+        false => {
+            let shards = gather(shared, &manifest, Some(sources), deadline).await;
+            join(shared, &manifest, shards, deadline).await?
+        }
     };
-    let (shards, ours) = cut(&content, manifest.data, manifest.parity())?;
+    let (shards, ours) = cut(shared, content, (manifest.data, manifest.parity()), deadline).await?;
     if ours.as_ref() != Some(&manifest) {
         return Err(Trouble::Refused("its manifest is not that of the object"));
     }
+    // One who does not take its shard does not keep the others from getting theirs.
+    let mut trouble = None;
     for (index, to) in missing {
         let piece = manifest.shards[usize::from(*index)];
         let shard = shards[usize::from(*index)].clone();
@@ -432,22 +679,31 @@ async fn rebuild(
             shared.store.put_bytes(shard, deadline).await?;
             continue;
         }
-        if shared.store.has(piece, deadline).await? {
-            give(shared, object, piece, len, *to, deadline).await?;
-            continue;
+        if let Err(failed) = give_made(shared, object, (piece, shard), *to, deadline).await {
+            trouble = trouble.or(Some(failed));
         }
-        // It is here for a moment, to be served from; nobody is promised anything about it.
-        let begun = shared.promises.lock().begin(piece, shared.now());
-        begun.map_err(|_| Trouble::Refused("it is promised"))?;
-        let given = async {
-            shared.store.put_bytes(shard, deadline).await?;
-            let given = give(shared, object, piece, len, *to, deadline).await;
-            shared.store.remove(piece, deadline).await?;
-            given
-        }
-        .await;
-        shared.promises.lock().end(&piece);
-        given?;
     }
-    Ok(bytes)
+    trouble.map_or(Ok(bytes), Err)
+}
+
+/// Gives a shard that was just made to another node.
+async fn give_made(
+    shared: &Shared,
+    object: ContentId,
+    (piece, shard): (ContentId, Bytes),
+    to: NodeId,
+    deadline: Deadline,
+) -> Result<(), Trouble> {
+    let len = shard.len() as u64;
+    if shared.store.has(piece, deadline).await? {
+        return give(shared, object, piece, len, to).await;
+    }
+    // It is here for a moment, to be served from; nobody is promised anything about it, and nobody's is taken meanwhile.
+    let _going = Going::extra(shared, piece)?;
+    let stored = shared.store.put_bytes(shard, deadline).await?;
+    let given = give(shared, object, piece, len, to).await;
+    if !stored.existed {
+        shared.store.remove(piece, deadline).await?;
+    }
+    given
 }

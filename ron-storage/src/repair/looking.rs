@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Duration,
 };
 
@@ -59,7 +59,7 @@ pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: M
         tokio::select! {
             biased;
             () = stop.requested() => return,
-            () = tokio::time::sleep(shared.settings.refresh) => {}
+            () = tokio::time::sleep(shared.settings.load().refresh) => {}
         }
     }
 }
@@ -68,8 +68,9 @@ pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: M
 pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
     let mut failures: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut known: BTreeSet<NodeId> = BTreeSet::new();
+    let mut news = shared.members.watch();
     loop {
-        let members = shared.members.load();
+        let members = Arc::clone(news.get());
         failures.retain(|id, _| members.contains_key(id));
         known.retain(|id| members.contains_key(id));
         for (id, member) in members.iter() {
@@ -86,7 +87,7 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
                 Ok(flags) => {
                     shared.counts.looked.add(1);
                     if failures.insert(*id, 0).is_some_and(|failed| failed >= FAILURES) {
-                        shared.events.publish(KeepingEvent::Presence { node: *id, is_up: true });
+                        shared.tell(KeepingEvent::Presence { node: *id, is_up: true });
                     }
                     let node = node_of(*id, member, flags);
                     shared.hear(Heard::Looked(node)).await;
@@ -100,7 +101,7 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
                     let failed = failures.entry(*id).or_default();
                     *failed += 1;
                     if *failed == FAILURES {
-                        shared.events.publish(KeepingEvent::Presence { node: *id, is_up: false });
+                        shared.tell(KeepingEvent::Presence { node: *id, is_up: false });
                     }
                     if *failed >= FAILURES || is_first {
                         let mut node = node_of(*id, member, IS_DURABLE);
@@ -114,10 +115,15 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
             shared.hear(Heard::Round).await;
         }
         // Soon after the start nobody knows anybody yet.
-        let pause = if members.is_empty() { shared.settings.tick.min(ASKING) } else { shared.settings.tick };
+        let tick = shared.settings.load().tick;
+        let pause = if members.is_empty() { tick.min(ASKING) } else { tick };
         tokio::select! {
             biased;
             () = stop.requested() => return,
+            // Somebody new is looked at now: before that, it is given nothing.
+            () = news.changed() => {
+                news.get();
+            }
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -157,8 +163,8 @@ pub(super) async fn ask(
     (of == kind).then_some(items).ok_or(PeerError::Foreign { what: "claims" })
 }
 
-async fn compare(shared: &Shared, id: NodeId, peer: &Peer) -> Result<(), PeerError> {
-    // Claims first: what is deleted must not be copied once more.
+/// Lets both know the claims that either knows.
+pub(super) async fn exchange_claims(shared: &Shared, peer: &Peer) -> Result<(), PeerError> {
     let book = shared.store.book();
     let found = compare_claims(shared, peer).await?;
     let mut is_new = false;
@@ -177,6 +183,12 @@ async fn compare(shared: &Shared, id: NodeId, peer: &Peer) -> Result<(), PeerErr
     if is_new {
         shared.hear(Heard::Claims).await;
     }
+    Ok(())
+}
+
+async fn compare(shared: &Shared, id: NodeId, peer: &Peer) -> Result<(), PeerError> {
+    // Claims first: what is deleted must not be copied once more.
+    exchange_claims(shared, peer).await?;
     let began = shared.now();
     let mut comparison = Comparison::new(PARTS_MAX);
     let mut found = Difference::default();
@@ -209,13 +221,23 @@ async fn compare_claims(shared: &Shared, peer: &Peer) -> Result<Difference, Peer
 
 /// Where an object belongs, as far as anybody knows who does not plan: of the nodes that the host names, whoever answers.
 pub(super) fn targets(shared: &Shared, object: &ContentId, count: usize) -> Vec<NodeId> {
-    let is_draining = shared.is_draining.load(Ordering::Acquire);
+    let is_draining = shared.is_draining();
     let members = shared.members.load();
     let candidates: Vec<Candidate> = members
         .iter()
         .filter(|(id, _)| **id != shared.me || !is_draining)
         .map(|(id, member)| Candidate { id: *id, zone: member.zone, weight: member.weight })
         .collect();
-    // The best first, and then the rest, for those who do not answer.
-    place_object(&candidates, object, candidates.len().min(count + FAILURES as usize))
+    // The best first, and then the rest, for those who do not answer. Who is known not to comes last: asking it takes time.
+    let mut placed = place_object(&candidates, object, candidates.len().min(count + FAILURES as usize));
+    let status = shared.status.load();
+    let is_away = |id: &NodeId| {
+        let node = status.nodes.iter().find(|node| node.contact.id == *id);
+        node.is_some_and(|node| node.presence == Some(Presence::Away))
+    };
+    if placed.iter().any(is_away) {
+        placed = place_object(&candidates, object, candidates.len());
+        placed.sort_by_key(is_away);
+    }
+    placed
 }

@@ -1,8 +1,7 @@
 //! The task that owns the plan.
 
 use std::{
-    collections::BTreeMap,
-    num::NonZeroU64,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -12,12 +11,12 @@ use ron_core::{
 };
 
 use super::{
-    Class, Health, Heard, KeepingEvent, KeepingStatus, Shared, YIELD_EVERY, claimed, looking::myself,
-    plan_settings, yielding,
+    Class, Health, Heard, KeepingEvent, KeepingStatus, Member, NodeStatus, Shared, YIELD_EVERY, claimed,
+    looking::myself, plan_settings, rate_and_burst, seen::Seen, yielding,
 };
 use crate::{
     Cursor, Event, StorageError,
-    claims::{Standing, unix_now},
+    claims::Standing,
     logic::{
         plan::{Holding, News, Node, Outcome, Plan, Presence, Step},
         yielding::Yielding,
@@ -35,29 +34,44 @@ const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
 pub(super) struct Planner {
     shared: Arc<Shared>,
+    urgent: Lane<Step>,
     repairs: Lane<Step>,
     gate: Arc<ReadyGate>,
     plan: Plan,
     nodes: BTreeMap<NodeId, Node>,
+    /// When each last answered.
+    answered: BTreeMap<NodeId, Duration>,
     /// What is here, and since when: what came after another node was asked is not what it was compared with.
     mine: BTreeMap<ContentId, Duration>,
+    seen: Seen,
     /// An urgent step that found no room.
     held_back: Option<Step>,
     has_looked: bool,
+    /// What seems to be lost, since when, and whether that was told. A claim may be heard of before its object is: who has it
+    /// is known when everybody was compared with.
+    lost: BTreeMap<ContentId, (Duration, bool)>,
 }
 
 impl Planner {
-    pub(super) fn new(shared: Arc<Shared>, repairs: Lane<Step>, gate: Arc<ReadyGate>) -> Self {
-        let plan = Plan::new(shared.me, plan_settings(&shared.settings));
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        (urgent, repairs): (Lane<Step>, Lane<Step>),
+        gate: Arc<ReadyGate>,
+    ) -> Self {
+        let plan = Plan::new(shared.me, plan_settings(&shared.settings.load()));
         Planner {
             shared,
+            urgent,
             repairs,
             gate,
             plan,
             nodes: BTreeMap::new(),
+            answered: BTreeMap::new(),
             mine: BTreeMap::new(),
+            seen: Seen::default(),
             held_back: None,
             has_looked: false,
+            lost: BTreeMap::new(),
         }
     }
 
@@ -67,7 +81,8 @@ impl Planner {
             tracing::warn!(%error, "what is here could not be listed");
         }
         self.on_claims(None);
-        let mut rate = yielding(&self.shared.settings);
+        let mut settings = self.shared.settings.load();
+        let mut rate = yielding(&settings);
         let (mut sum_at, mut forget_at, mut yield_at) = (now(), now() + FORGET_EVERY, now() + YIELD_EVERY);
         loop {
             // Before everybody was looked at there is nothing to be planned, and nothing more while an urgent step waits for
@@ -82,6 +97,8 @@ impl Planner {
                 () = stop.requested() => return,
                 heard = inbox.recv() => match heard {
                     Some(heard) => {
+                        // What came and went here first: a comparison is with what was here, and not with what is known here.
+                        self.catch_up(&mut events).await;
                         self.hear(heard);
                         // What is there already, before anything is planned on half of it.
                         while let Some(heard) = inbox.try_recv() {
@@ -101,13 +118,23 @@ impl Planner {
                     let (waiting, workers) = self.shared.store.readers();
                     let (before, after) = (rate.rate(), rate.on_sample(waiting, workers));
                     if before != after {
-                        let of = |bytes| NonZeroU64::new(bytes).unwrap_or(NonZeroU64::MIN);
-                        self.shared.pacer.set_rate(of(after), of(after / 8));
+                        let (rate, burst) = rate_and_burst(after);
+                        self.shared.pace.pacer.set_rate(rate, burst);
                     }
                 }
                 () = tokio::time::sleep_until(sum_at) => {
                     sum_at = now() + SUM_EVERY;
-                    self.sum_up();
+                    let new = self.shared.settings.load();
+                    if settings.bytes_per_second != new.bytes_per_second {
+                        rate = yielding(&new);
+                        let (rate, burst) = rate_and_burst(rate.rate());
+                        self.shared.pace.pacer.set_rate(rate, burst);
+                    }
+                    if settings != new {
+                        self.plan.set_settings(plan_settings(&new));
+                        settings = new;
+                    }
+                    self.sum_up(rate.rate());
                 }
                 () = tokio::time::sleep_until(forget_at) => {
                     forget_at = now() + FORGET_EVERY;
@@ -140,7 +167,8 @@ impl Planner {
                 },
             };
             self.shared.under_way.fetch_add(1, Ordering::Relaxed);
-            let Err((_, step)) = self.repairs.try_push_or_return(step) else { continue };
+            let lane = if step.class == Class::Urgent { &self.urgent } else { &self.repairs };
+            let Err((_, step)) = lane.try_push_or_return(step) else { continue };
             self.shared.under_way.fetch_sub(1, Ordering::Relaxed);
             if step.class == Class::Urgent {
                 // Never shed: it goes before everything else, as soon as there is room.
@@ -152,10 +180,16 @@ impl Planner {
             break;
         }
         for news in self.plan.news() {
-            self.shared.events.publish(match news {
-                News::Lost(id) => KeepingEvent::Lost(id),
-                News::Found(id) => KeepingEvent::Found(id),
-            });
+            match news {
+                News::Lost(id) => {
+                    self.lost.insert(id, (now, false));
+                }
+                News::Found(id) => {
+                    if self.lost.remove(&id).is_some_and(|(_, is_told)| is_told) {
+                        self.shared.tell(KeepingEvent::Found(id));
+                    }
+                }
+            }
         }
     }
 
@@ -163,7 +197,12 @@ impl Planner {
         let now = self.shared.now();
         match heard {
             Heard::Members => self.on_members(now),
+            // It may have been looked at while the host said that it is none of them any more.
+            Heard::Looked(node) if !self.shared.members.load().contains_key(&node.id) => {}
             Heard::Looked(node) => {
+                if node.presence != Presence::Away {
+                    self.answered.insert(node.id, now);
+                }
                 self.nodes.insert(node.id, node);
                 self.tell_nodes(now);
             }
@@ -171,11 +210,14 @@ impl Planner {
             Heard::Round => {
                 if !self.has_looked {
                     self.has_looked = true;
-                    self.gate.open();
+                    self.judge_readiness();
                 }
             }
             Heard::Claims => self.on_claims(Some(())),
-            Heard::Held { node, piece, holding } => self.plan.on_held(node, piece, holding),
+            Heard::Held { node, piece, holding } => {
+                self.seen.touch(piece);
+                self.plan.on_held(node, piece, holding);
+            }
             Heard::Done { object, outcome } => self.plan.on_done(object, outcome, now),
         }
     }
@@ -183,6 +225,7 @@ impl Planner {
     fn on_members(&mut self, now: Duration) {
         let members = self.shared.members.load();
         self.nodes.retain(|id, _| members.contains_key(id));
+        self.answered.retain(|id, _| members.contains_key(id));
         for (id, member) in members.iter() {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.zone, node.weight) = (member.zone, member.weight);
@@ -193,6 +236,7 @@ impl Planner {
             self.nodes.insert(me.id, me);
         }
         self.tell_nodes(now);
+        self.seen.clear();
         for piece in self.mine.keys() {
             self.plan.on_held(self.shared.me, *piece, Holding::Good);
         }
@@ -206,29 +250,28 @@ impl Planner {
     /// What another node has: everything that is here but what it lacks, and what it has besides.
     fn on_inventory(&mut self, node: NodeId, began: Duration, ours: &[ContentId], theirs: &[ContentId]) {
         self.plan.on_compared(&node);
-        let lacks: std::collections::BTreeSet<&ContentId> = ours.iter().collect();
-        let mut before: std::collections::BTreeSet<ContentId> = self.plan.held_by(&node).copied().collect();
-        let now = unix_now();
-        for (piece, since) in &self.mine {
-            if lacks.contains(piece) {
-                continue;
-            }
-            // What came here since was not compared; what is known of it stays.
-            if *since < began {
-                self.plan.on_held(node, *piece, Holding::Good);
-            }
-            before.remove(piece);
-        }
-        for piece in theirs {
-            self.plan.on_held(node, *piece, Holding::Good);
-            before.remove(piece);
+        let lacks: BTreeSet<ContentId> = ours.iter().copied().collect();
+        let has: BTreeSet<ContentId> = theirs.iter().copied().collect();
+        let all = || self.mine.keys().chain(self.plan.held_by(&node)).chain(&has).copied().collect();
+        let news: BTreeSet<ContentId> = self.seen.compare(node, &lacks, &has).unwrap_or_else(all);
+        let now = self.shared.store.book().unix_now();
+        for piece in news {
+            let holding = match self.mine.get(&piece) {
+                _ if has.contains(&piece) => Holding::Good,
+                Some(_) if lacks.contains(&piece) => Holding::Absent,
+                Some(since) if *since < began => Holding::Good,
+                // What came here since was not compared: what is known of it stays, until the next time.
+                Some(_) => {
+                    self.seen.touch(piece);
+                    continue;
+                }
+                None => Holding::Absent,
+            };
+            self.plan.on_held(node, piece, holding);
             // Somebody still has it: its delete is remembered for longer.
-            if self.shared.store.standing(piece) == Standing::Deleted {
-                self.shared.store.book().on_copy(piece, now);
+            if holding == Holding::Good && self.shared.store.standing(&piece) == Standing::Deleted {
+                self.shared.store.book().on_copy(&piece, now);
             }
-        }
-        for piece in before {
-            self.plan.on_held(node, piece, Holding::Absent);
         }
     }
 
@@ -243,7 +286,16 @@ impl Planner {
             }
         };
         for object in objects {
-            self.plan.on_claims(object, claimed(&self.shared.store, &object));
+            let claimed = claimed(&self.shared.store, &object);
+            let pieces: Vec<ContentId> = claimed.shards.iter().flatten().chain([&object]).copied().collect();
+            self.plan.on_claims(object, claimed);
+            for piece in pieces {
+                // Who else has it is not known before something is said about it.
+                self.seen.touch(piece);
+                if self.mine.contains_key(&piece) {
+                    self.plan.on_held(self.shared.me, piece, Holding::Good);
+                }
+            }
         }
     }
 
@@ -261,6 +313,9 @@ impl Planner {
             }
         };
         self.on_mine(piece, holding);
+        if holding == Holding::Good {
+            self.plan.on_put(&piece, self.shared.now());
+        }
     }
 
     async fn catch_up(&mut self, events: &mut Subscriber<Event>) {
@@ -272,10 +327,15 @@ impl Planner {
     fn on_mine(&mut self, piece: ContentId, holding: Holding) {
         match holding {
             Holding::Good => {
-                self.mine.entry(piece).or_insert(self.shared.now());
+                if let Entry::Vacant(vacant) = self.mine.entry(piece) {
+                    vacant.insert(self.shared.now());
+                    self.seen.touch(piece);
+                }
             }
             Holding::Bad | Holding::Absent => {
-                self.mine.remove(&piece);
+                if self.mine.remove(&piece).is_some() {
+                    self.seen.touch(piece);
+                }
             }
         }
         self.plan.on_held(self.shared.me, piece, holding);
@@ -283,7 +343,7 @@ impl Planner {
 
     /// Lists what is here.
     async fn list(&mut self) -> Result<(), StorageError> {
-        let mut gone: std::collections::BTreeSet<ContentId> = self.mine.keys().copied().collect();
+        let mut gone: BTreeSet<ContentId> = self.mine.keys().copied().collect();
         let mut after: Option<Cursor> = None;
         loop {
             let page = self.shared.store.list(after, PAGE, Deadline::after(Duration::from_secs(60))).await?;
@@ -303,39 +363,107 @@ impl Planner {
         Ok(())
     }
 
-    fn sum_up(&mut self) {
+    /// Whether as many nodes answer as have to for a write to be acknowledged.
+    fn judge_readiness(&self) {
+        let is_up = |node: &&Node| node.presence == Presence::Up && node.is_durable;
+        let (up, wanted) = (self.nodes.values().filter(is_up).count(), *self.shared.answering.load());
+        match self.has_looked {
+            false => {}
+            true if up >= wanted || wanted <= 1 => self.gate.open(),
+            true => self.gate.close(format!("{wanted} nodes acknowledge a write, and {up} answer")),
+        }
+    }
+
+    fn sum_up(&mut self, bytes_per_second: u64) {
         // Callers who found the lane full left no word.
         self.on_claims(Some(()));
+        let is_draining = self.shared.is_draining();
+        let known = self.nodes.get(&self.shared.me).map(|me| me.presence);
+        if known.is_some_and(|known| (known == Presence::Draining) != is_draining) {
+            // Before this is weighed, everything here would seem to be needed no longer.
+            self.on_members(self.shared.now());
+        }
         let objects: BTreeMap<Health, usize> =
             Health::ALL.into_iter().map(|health| (health, self.plan.count(health))).collect();
         for (gauge, count) in self.shared.counts.health.iter().zip(objects.values()) {
             gauge.set(*count as f64);
         }
-        if let Some(fewest) = self.plan.fewest_copies() {
+        let fewest_copies = self.plan.fewest_copies();
+        if let Some(fewest) = fewest_copies {
             self.shared.counts.rf.set(fewest as f64);
         }
+        let (now, patience) = (self.shared.now(), 2 * self.shared.settings.load().tick);
+        for (id, (since, is_told)) in self.lost.iter_mut().filter(|(_, (_, is_told))| !is_told) {
+            if now.saturating_sub(*since) >= patience {
+                *is_told = true;
+                self.shared.tell(KeepingEvent::Lost(*id));
+            }
+        }
+        self.shared.counts.pace.set(bytes_per_second as f64);
+        self.judge_readiness();
         let is_away = |node: &&Node| node.presence == Presence::Away;
         let away = self.nodes.values().filter(is_away).count();
         let book = self.shared.store.book();
-        let misplaced = if self.shared.is_draining.load(Ordering::Acquire) {
-            self.mine.keys().filter(|piece| book.wants(piece)).count()
-        } else {
-            0
-        };
+        // A manifest is beside its claim on every node.
+        let is_misplaced = |piece: &&ContentId| book.wants(piece) && !book.is_manifest(piece);
+        let misplaced = if is_draining { self.mine.keys().filter(is_misplaced).count() } else { 0 };
+        let needed =
+            if is_draining { self.mine.keys().filter(|piece| self.plan.is_needed(piece)).count() } else { 0 };
+        self.shared.nodes.leaves(is_draining && needed == 0 && self.has_looked);
+        let answers = |id: &&NodeId| self.nodes.get(*id).is_some_and(|node| node.presence != Presence::Away);
+        let untold = self.shared.nodes.untold().iter().filter(answers).count();
+        let up = self.nodes.len() - away;
+        for (gauge, count) in self.shared.counts.nodes.iter().zip([up, away]) {
+            gauge.set(count as f64);
+        }
         self.shared.status.replace(KeepingStatus {
             objects,
-            up: self.nodes.len() - away,
+            up,
             away,
             has_looked: self.has_looked,
             repairs: usize::try_from(self.shared.under_way.load(Ordering::Relaxed)).unwrap_or(usize::MAX),
             claims: book.count(),
             misplaced,
+            needed,
+            untold,
+            fewest_copies,
+            bytes_per_second,
+            is_draining,
+            nodes: self.node_statuses(),
         });
+    }
+
+    fn node_statuses(&self) -> Vec<NodeStatus> {
+        let (now, me) = (self.shared.now(), self.shared.me);
+        let members = self.shared.members.load();
+        let of = |(id, member): (&NodeId, &Member)| {
+            let node = self.nodes.get(id);
+            let seen = if *id == me {
+                Some(Duration::ZERO)
+            } else {
+                self.answered.get(id).map(|at| now.saturating_sub(*at))
+            };
+            NodeStatus {
+                contact: member.peer.contact.clone(),
+                zone: member.zone,
+                weight: member.weight,
+                presence: node.map(|node| node.presence),
+                is_durable: node.is_some_and(|node| node.is_durable),
+                seen,
+                pieces: self.plan.held_count(id),
+            }
+        };
+        members.iter().map(of).collect()
     }
 
     fn forget(&mut self) {
         let plan = &self.plan;
-        let forgotten = self.shared.store.book().forget(unix_now(), |object| plan.has_copy(object));
+        // Who was not seen since this node was started may come back with anything.
+        if plan.has_unseen() {
+            return;
+        }
+        let book = self.shared.store.book();
+        let forgotten = book.forget(book.unix_now(), |object| plan.has_copy(object));
         if forgotten > 0 {
             tracing::debug!(forgotten, "deletes of which no copy is left were forgotten");
         }

@@ -1,17 +1,20 @@
 //! What this node says to others about claims, and what it lets itself be told.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 
 use super::{Heard, Shared};
 use crate::{
-    claims::{Claim, Manifest, Merged, Standing, unix_now},
+    claims::{Claim, ClaimError, Manifest, Merged, Standing, Word},
     logic::{
         inventory::answer,
         wire::{CLAIM_BYTES_MAX, read_question, write_parts},
-        words::{self, IS_DRAINING, IS_DURABLE, Kind, TOLD_MAX, read_id, read_told, write_told},
+        words::{
+            self, IS_DRAINING, IS_DURABLE, Kind, NOT_HERE, NOT_NOW, PROMISED, TOLD_MAX, read_id, read_told,
+            write_told,
+        },
     },
     peers::{Decline, Offer, Policy},
 };
@@ -19,12 +22,15 @@ use crate::{
 /// Bytes of an answer: what a call carries back.
 const ANSWER_BYTES_MAX: usize = 900 << 10;
 
+/// Why something is not taken that is about to be deleted here.
+const GOING: &str = "it is about to be deleted here";
+
 pub(super) struct Telling(pub(super) Arc<Shared>);
 
 /// How this node describes itself.
 pub(super) fn flags(shared: &Shared) -> u8 {
     let durable = if shared.store.is_durable() { IS_DURABLE } else { 0 };
-    let draining = if shared.is_draining.load(Ordering::Acquire) { IS_DRAINING } else { 0 };
+    let draining = if shared.is_draining() { IS_DRAINING } else { 0 };
     durable | draining
 }
 
@@ -58,8 +64,9 @@ async fn hear_one(shared: &Shared, item: &[u8]) -> Result<(ContentId, Merged), S
     let object = claim.object;
     let verified = claim.verify().map_err(|error| error.to_string())?;
     let book = shared.store.book();
-    let merged =
-        book.merge(verified, manifest, unix_now(), Deadline::after(shared.settings.repair_timeout)).await;
+    let merged = book
+        .merge(verified, manifest, book.unix_now(), Deadline::after(shared.settings.load().repair_timeout))
+        .await;
     Ok((object, merged.map_err(|error| error.to_string())?))
 }
 
@@ -68,6 +75,13 @@ fn good(shared: &Shared, item: &[u8]) -> Result<(Claim, Option<Manifest>), Strin
     let (claim, manifest) = read_told(item).map_err(|error| error.to_string())?;
     if shared.owners.as_ref().is_some_and(|owners| !owners(&claim.owner)) {
         return Err("claims of this owner are not taken here".to_owned());
+    }
+    // A manifest is the owner's word only if the claim names it: whoever tells it may have put any other beside it.
+    if let Some(manifest) = &manifest {
+        let is_named = claim.object == manifest.object && claim.word == Word::Erasure(manifest.coding());
+        if !is_named {
+            return Err(ClaimError::ForeignManifest { id: manifest.id() }.to_string());
+        }
     }
     Ok((claim, manifest))
 }
@@ -79,12 +93,16 @@ impl Policy for Telling {
         if !shared.members.load().contains_key(&from) {
             return Err(unwanted("not a node that keeps objects with this one"));
         }
-        if shared.is_draining.load(Ordering::Acquire) {
+        if shared.is_draining() {
             return Err(unwanted("this node is about to go"));
         }
         let Ok((Kind::Tell, items)) = words::read(&offer.claim) else {
             return Err(unwanted("an offer without a claim"));
         };
+        // It is here and will not be: who relied on that would rely on nothing.
+        if shared.promises.lock().is_trimming(&offer.id) {
+            return Err(Decline::Failed { reason: GOING.to_owned() });
+        }
         let book = shared.store.book();
         let mut is_deleted = false;
         for item in items.iter().take(TOLD_MAX) {
@@ -123,7 +141,6 @@ impl Policy for Telling {
             let shared = &self.0;
             let (_, items) = words::read(&offer.claim)
                 .map_err(|_| Decline::Unwanted { reason: "an offer without a claim".to_owned() })?;
-            let _ = deadline;
             let mut kept = 0;
             for item in items.iter().take(TOLD_MAX) {
                 match hear_one(shared, item).await {
@@ -135,7 +152,18 @@ impl Policy for Telling {
             if kept == 0 {
                 return Err(Decline::Failed { reason: "its claim could not be written down".to_owned() });
             }
-            Ok(())
+            let failed = |reason: String| Decline::Failed { reason };
+            // Read back, all of it: what the disk returns now is what is acknowledged.
+            let mut reader =
+                shared.store.get(offer.id, .., deadline).await.map_err(|error| failed(error.to_string()))?;
+            while reader.next().await.map_err(|error| failed(error.to_string()))?.is_some() {}
+            if shared.promises.lock().is_trimming(&offer.id) {
+                return Err(failed(GOING.to_owned()));
+            }
+            match shared.store.has(offer.id, deadline).await {
+                Ok(true) => Ok(()),
+                _ => Err(failed(GOING.to_owned())),
+            }
         })
     }
 
@@ -171,8 +199,7 @@ impl Policy for Telling {
                     let (piece, object) =
                         (read_id(piece).map_err(malformed)?, read_id(object).map_err(malformed)?);
                     hear(shared, told).await;
-                    let promised = promise(shared, piece, object, deadline).await;
-                    vec![Bytes::copy_from_slice(&[u8::from(promised)])]
+                    vec![Bytes::copy_from_slice(&[promise(shared, piece, object, deadline).await])]
                 }
             };
             let mut len = 0;
@@ -206,14 +233,21 @@ async fn tell(shared: &Shared, items: &[Bytes]) -> Vec<Bytes> {
 }
 
 /// Whether this node has a piece, and keeps it for a while.
-async fn promise(shared: &Shared, piece: ContentId, object: ContentId, deadline: Deadline) -> bool {
+async fn promise(shared: &Shared, piece: ContentId, object: ContentId, deadline: Deadline) -> u8 {
     let lives = matches!(shared.store.standing(&object), Standing::Live(_));
     if !lives || flags(shared) != IS_DURABLE {
-        return false;
+        return NOT_NOW;
     }
     // Promised first and looked at then: nothing can go in between.
     if shared.promises.lock().promise(piece, shared.now()).is_err() {
-        return false;
+        return NOT_NOW;
     }
-    shared.store.has(piece, deadline).await.unwrap_or(false)
+    match shared.store.has(piece, deadline).await {
+        Ok(true) => PROMISED,
+        Ok(false) => {
+            shared.promises.lock().withdraw(&piece);
+            NOT_HERE
+        }
+        Err(_) => NOT_NOW,
+    }
 }

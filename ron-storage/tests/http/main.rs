@@ -5,6 +5,7 @@
 mod abuse;
 mod client;
 mod disk;
+mod kept;
 mod manage;
 mod openapi;
 mod reading;
@@ -109,13 +110,7 @@ impl Host {
     }
 
     async fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
-        let head =
-            format!("{method} /at{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
-        let mut stream = self.connect().await;
-        stream.write_all(head.as_bytes()).await.unwrap();
-        // The server may have answered and closed already.
-        let _ = stream.write_all(body).await;
-        answer(&mut stream, method).await
+        send_to(self.address, method, &format!("/at{path}"), headers, body).await
     }
 
     async fn connect(&self) -> TcpStream {
@@ -128,6 +123,15 @@ impl Host {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("ron_storage_{name} ")));
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse::<f64>().unwrap() as u64
     }
+}
+
+async fn send_to(address: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
+    let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await.unwrap().unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The server may have answered and closed already.
+    let _ = stream.write_all(body).await;
+    answer(&mut stream, method).await
 }
 
 #[derive(Debug)]

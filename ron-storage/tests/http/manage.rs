@@ -75,6 +75,10 @@ async fn lists_have_pages_and_usage_counts() {
     host.allowed("PUT", &format!("/pins/{}", ids[0]), "", b"").await;
     let scrubbed = host.allowed("POST", "/scrub", "", b"").await.json();
     assert_eq!((&scrubbed["objects"], &scrubbed["damaged"]), (&7.into(), &serde_json::json!([])));
+    for unclear in ["dry_run=", "dry_run=1", "dry_run=true&dry_run=true", "dryrun=true"] {
+        host.allowed("POST", &format!("/gc?{unclear}"), "", b"").await.is_problem(400, "bad_query");
+    }
+    assert_eq!(host.allowed("POST", "/gc?dry_run", "", b"").await.json()["dry_run"], true);
     let dry = host.allowed("POST", "/gc?dry_run=true", "", b"").await.json();
     assert_eq!(dry["dry_run"], true);
     assert_eq!(host.store.usage().objects, 7);

@@ -15,7 +15,7 @@ use crate::{Answer, Host, content, disk::OnDisk};
 const METHODS: [&str; 7] = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"];
 
 /// The schema of an answer with this status, resolved.
-fn schema<'a>(document: &'a Value, op: &'a Value, answer: &Answer) -> Option<&'a Value> {
+pub(crate) fn schema<'a>(document: &'a Value, op: &'a Value, answer: &Answer) -> Option<&'a Value> {
     let described = &op["responses"][answer.status.to_string()];
     assert!(described.is_object(), "{} is not described in {op}", answer.status);
     let kind = answer.header("content-type");
@@ -27,7 +27,7 @@ fn schema<'a>(document: &'a Value, op: &'a Value, answer: &Answer) -> Option<&'a
     document.pointer(name.trim_start_matches('#'))
 }
 
-fn check(document: &Value, schema: &Value, value: &Value) {
+pub(crate) fn check(document: &Value, schema: &Value, value: &Value) {
     let schema = schema["$ref"]
         .as_str()
         .map_or(schema, |name| document.pointer(name.trim_start_matches('#')).unwrap());
@@ -49,7 +49,12 @@ fn check(document: &Value, schema: &Value, value: &Value) {
         }
         return;
     }
-    let fits = match (schema["type"].as_str(), schema["enum"].as_array()) {
+    // What may be missing is of a kind, or null.
+    let is_null =
+        schema["type"].as_array().is_some_and(|kinds| kinds.contains(&"null".into())) && value.is_null();
+    let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
+    let fits = match (kind, schema["enum"].as_array()) {
+        _ if is_null => true,
         (_, Some(allowed)) => allowed.contains(value),
         (Some("string"), _) => value.is_string(),
         (Some("integer"), _) => value.is_u64(),

@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 
+mod abuse;
 mod lives;
+mod members;
 mod world;

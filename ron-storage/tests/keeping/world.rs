@@ -27,7 +27,7 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-fn ip(number: u8) -> IpAddr {
+pub(crate) fn ip(number: u8) -> IpAddr {
     IpAddr::from([198, 18, 5, number + 1])
 }
 
@@ -37,6 +37,11 @@ pub(crate) fn identity(number: u8) -> Identity {
 
 pub(crate) fn name(number: u8) -> NodeId {
     identity(number).node_id()
+}
+
+pub(crate) fn peer(number: u8) -> Peer {
+    let addrs = [SocketAddr::new(ip(number), PORT)].as_slice().into();
+    Peer::from(Contact { id: name(number), addrs })
 }
 
 /// Bytes that look random, the same for the same size and salt.
@@ -49,6 +54,7 @@ pub(crate) fn content(size: usize, salt: u64) -> Bytes {
 pub(crate) struct Node {
     pub(crate) store: Store,
     pub(crate) keeping: Keeping,
+    pub(crate) links: Links,
     host: Supervisor,
     registry: Registry,
 }
@@ -65,7 +71,7 @@ impl Node {
 }
 
 pub(crate) struct World {
-    net: SimNet,
+    pub(crate) net: SimNet,
     disks: Vec<SimDisk>,
     pub(crate) nodes: Vec<Option<Node>>,
     members: Snapshot<Vec<Member>>,
@@ -93,14 +99,7 @@ impl World {
             bandwidth: Some(100 << 20),
             ..Line::default()
         });
-        let member = |number: u8| Member {
-            peer: Peer::from(Contact {
-                id: name(number),
-                addrs: [SocketAddr::new(ip(number), PORT)].as_slice().into(),
-            }),
-            zone: number.into(),
-            weight: 100,
-        };
+        let member = |number: u8| Member { peer: peer(number), zone: number.into(), weight: 100 };
         let mut world = World {
             net,
             disks: (0..count).map(|_| SimDisk::new()).collect(),
@@ -148,7 +147,7 @@ impl World {
                 ..Rules::default()
             },
         );
-        self.nodes[usize::from(number)] = Some(Node { store, keeping, host, registry });
+        self.nodes[usize::from(number)] = Some(Node { store, keeping, links, host, registry });
     }
 
     pub(crate) fn node(&self, number: u8) -> &Node {

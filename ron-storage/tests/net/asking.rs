@@ -9,10 +9,11 @@ use bytes::{Bytes, BytesMut};
 use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 use ron_storage::{
     Settings,
+    fetch::Fetcher,
     peers::{Decline, Groups, Held, Offer, Peer, PeerError, Peers, Policy, Rules, Want, compare},
 };
 
-use crate::world::{Node, Word, World, content, real, soon};
+use crate::world::{Node, Word, World, content, quic, real, soon};
 
 async fn get(node: &Node, peer: &Peer, want: &Want) -> Result<Vec<(u64, Bytes)>, PeerError> {
     let pieces = node.links.get(peer, want, soon()).await?;
@@ -62,7 +63,35 @@ async fn what_a_node_has_comes_with_proof() {
 
 #[tokio::test]
 async fn and_so_it_does_over_tls() {
-    let (one, other) = (real(1).await, real(2).await);
+    ask_and_push(real(1).await, real(2).await).await;
+}
+
+/// Everything that there is in the protocol: have, get with proof, push with a capability, inventory, claims; and a fetch.
+#[tokio::test(flavor = "multi_thread")]
+async fn and_so_it_does_over_quic() {
+    ask_and_push(quic(1).await, quic(2).await).await;
+    let (one, other) = (quic(3).await, quic(4).await);
+    let mut ours = Vec::new();
+    for salt in 0..40 {
+        ours.push(one.put(content(1000 + salt as usize, 100 + salt)).await);
+    }
+    let theirs = other.put(content(5, 5)).await;
+    let found = compare(&other.links, &one.peer(), &other.store, 1000, soon()).await.unwrap();
+    let mut missing = found.theirs;
+    missing.sort();
+    ours.sort();
+    assert_eq!((missing, found.ours), (ours, vec![theirs]));
+    let refused = other.links.claims(&one.peer(), Bytes::from_static(b"x"), soon()).await;
+    assert!(matches!(refused, Err(PeerError::Forbidden { .. })), "{refused:?}");
+    let large = content(20_000_000, 6);
+    let id = one.put(large.clone()).await;
+    let fetched =
+        Fetcher::new(other.links.clone(), &other.store).fetch(id, &[one.peer()], soon()).await.unwrap();
+    assert_eq!(fetched.received, 20_000_000);
+    assert!(other.store.get_bytes(id, u64::MAX, soon()).await.unwrap() == large);
+}
+
+async fn ask_and_push(one: Node, other: Node) {
     ask(&one, &other).await;
     let id = one.put(content(1_000_000, 9)).await;
     let rules = Rules { writes: Some(Arc::new(Word("open sesame"))), ..Rules::default() };

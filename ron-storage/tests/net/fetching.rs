@@ -1,20 +1,10 @@
 //! Objects from several peers at once.
 
-use std::{
-    fmt,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{fmt, num::NonZeroU64, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use futures_core::Stream;
 use ron_core::{
-    ContentId, Deadline, ErrorKind, Event as Heard, NodeId,
+    CallError, ContentId, Deadline, ErrorKind, Event as Heard, NodeId, Pacer,
     disk::{Access, Disk, RealDisk},
     net::BoxFuture,
     now,
@@ -23,115 +13,13 @@ use ron_core::{
 use ron_storage::{
     Durability, Put, Settings, StorageError,
     fetch::{FetchError, FetchEvent, FetchSettings, Fetcher},
-    peers::{Held, Holding, Offer, Part, Peer, PeerError, Peers, Pieces, Pushed, Question, Rules, Want},
+    peers::{Held, Offer, Pace, Peer, PeerError, Peers, Rules},
 };
 
-use crate::world::{Node, Word, World, content, ip, ms, real, soon};
-
-/// How a peer is not what it should be.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
-    /// A bit is wrong in what it sends, from this byte on.
-    Lies(u64),
-    /// Nothing comes behind this byte.
-    Stalls(u64),
-    /// It sends more than it was asked for.
-    Babbles,
-}
-
-/// Links on which some peers are not what they should be.
-#[derive(Debug)]
-struct Bent {
-    links: ron_storage::peers::Links,
-    ways: Vec<(NodeId, Way)>,
-    asked: Arc<AtomicU64>,
-}
-
-struct BentPieces {
-    pieces: Pieces,
-    way: Way,
-    sent: u64,
-    babbled: bool,
-}
-
-impl Stream for BentPieces {
-    type Item = Result<Bytes, PeerError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        if matches!(this.way, Way::Stalls(at) if this.sent >= at) {
-            return Poll::Pending;
-        }
-        this.pieces.as_mut().poll_next(cx).map(|piece| match (piece, this.way) {
-            (Some(Ok(piece)), Way::Lies(at)) if this.sent + piece.len() as u64 > at => {
-                let mut bent = BytesMut::from(&piece[..]);
-                let place = usize::try_from(at.saturating_sub(this.sent)).unwrap();
-                bent[place] ^= 1;
-                this.sent += piece.len() as u64;
-                Some(Ok(bent.freeze()))
-            }
-            (None, Way::Babbles) if !this.babbled => {
-                this.babbled = true;
-                Some(Ok(Bytes::from_static(b"and more")))
-            }
-            (piece, _) => {
-                this.sent += piece.as_ref().map_or(0, |piece| piece.as_ref().map_or(0, |it| it.len() as u64));
-                piece
-            }
-        })
-    }
-}
-
-impl Peers for Bent {
-    fn have<'a>(
-        &'a self,
-        peer: &'a Peer,
-        ids: &'a [ContentId],
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<Holding, PeerError>> {
-        self.links.have(peer, ids, deadline)
-    }
-    fn get<'a>(
-        &'a self,
-        peer: &'a Peer,
-        want: &'a Want,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<Pieces, PeerError>> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let way = self.ways.iter().find(|(id, _)| *id == peer.contact.id).map(|(_, way)| *way);
-        Box::pin(async move {
-            let pieces = self.links.get(peer, want, deadline).await?;
-            Ok(match way {
-                Some(way) => Box::pin(BentPieces { pieces, way, sent: 0, babbled: false }) as Pieces,
-                None => pieces,
-            })
-        })
-    }
-    fn push<'a>(
-        &'a self,
-        peer: &'a Peer,
-        offer: &'a Offer,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<Pushed, PeerError>> {
-        self.links.push(peer, offer, deadline)
-    }
-    fn inventory<'a>(
-        &'a self,
-        peer: &'a Peer,
-        question: &'a Question,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<Vec<Part>, PeerError>> {
-        self.links.inventory(peer, question, deadline)
-    }
-    fn claims<'a>(
-        &'a self,
-        peer: &'a Peer,
-        body: Bytes,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<Bytes, PeerError>> {
-        self.links.claims(peer, body, deadline)
-    }
-}
+use crate::{
+    bent::{Bent, Way},
+    world::{Node, Word, World, content, ip, ms, real, soon},
+};
 
 /// Five nodes with one object, and one without.
 struct Scene {
@@ -164,7 +52,7 @@ impl Scene {
 
     fn bent(&self, ways: &[(usize, Way)]) -> Bent {
         let ways = ways.iter().map(|(at, way)| (self.holders[*at].peer().contact.id, *way)).collect();
-        Bent { links: self.taker.links.clone(), ways, asked: Arc::default() }
+        Bent::new(&self.taker.links, ways)
     }
 
     async fn has_it(&self) -> bool {
@@ -172,15 +60,20 @@ impl Scene {
     }
 }
 
-/// How long it takes when these are as they are.
-async fn time(ways: &[(usize, Way)], holders: usize) -> Duration {
+/// How long it takes when these are as they are, and who fetches can take so much.
+async fn time(ways: &[(usize, Way)], holders: usize, downlink: Option<u64>) -> Duration {
     let scene = Scene::new(10 << 20).await;
     scene.world.net.set_usual(Line {
         latency: Latency::Fixed(ms(10)),
         bandwidth: Some(2 << 20),
         ..Line::default()
     });
-    let fetcher = Fetcher::new(scene.bent(ways), &scene.taker.store);
+    let mut bent = scene.bent(ways);
+    bent.downlink = downlink.map(|rate| {
+        let of = |number| NonZeroU64::new(number).unwrap();
+        Pacer::new(of(rate), of(64 << 10))
+    });
+    let fetcher = Fetcher::new(bent, &scene.taker.store);
     let mut events = fetcher.events();
     let began = now();
     let fetched = fetcher.fetch(scene.id, &scene.providers()[..holders], soon()).await.unwrap();
@@ -201,24 +94,43 @@ async fn time(ways: &[(usize, Way)], holders: usize) -> Duration {
     took
 }
 
-/// Two of five providers lie or stall. Each line carries 2 MiB/s, so the other three are what there is, and it takes at most
-/// half as long again as with those three alone.
+const BAD: [[(usize, Way); 2]; 6] = [
+    [(0, Way::Lies(0)), (1, Way::Lies(300_000))],
+    [(0, Way::Stalls(0)), (3, Way::Stalls(0))],
+    [(0, Way::Stalls(0)), (1, Way::Stalls(0))],
+    [(3, Way::Lies(0)), (4, Way::Lies(0))],
+    [(0, Way::Lies(70_000)), (4, Way::Stalls(100_000))],
+    [(2, Way::Babbles), (3, Way::Stalls(600_000))],
+];
+
+/// Two of five providers lie or stall, and who fetches can take what three of them send: at most half as long again as when all five
+/// are honest.
 #[tokio::test(start_paused = true)]
 async fn two_of_five_may_lie_or_stall() {
-    let honest = time(&[], 5).await;
-    let three = time(&[], 3).await;
-    let cases = [
-        [(0, Way::Lies(0)), (1, Way::Lies(300_000))],
-        [(0, Way::Stalls(0)), (3, Way::Stalls(0))],
-        [(0, Way::Lies(70_000)), (4, Way::Stalls(100_000))],
-        [(2, Way::Babbles), (3, Way::Stalls(600_000))],
-    ];
-    for bad in cases {
-        let took = time(&bad, 5).await;
-        println!("{bad:?}: {took:?}; five honest ones {honest:?}, three {three:?}");
-        assert!(took <= three.mul_f64(1.5), "{bad:?}: {took:?}, and three honest ones take {three:?}");
+    let downlink = Some(5 << 20);
+    let honest = time(&[], 5, downlink).await;
+    for bad in BAD {
+        let took = time(&bad, 5, downlink).await;
+        let ratio = took.as_secs_f64() / honest.as_secs_f64();
+        println!("taker's line full: {ratio:.2} of five honest ones, {bad:?}");
+        assert!(ratio <= 1.5, "{bad:?}: {took:?}, and five honest ones take {honest:?}");
     }
+}
+
+/// Where the lines of the providers are what is full, three carry three fifths of what five do, so it takes five thirds of the time
+/// whatever anybody does. It takes little more than that.
+#[tokio::test(start_paused = true)]
+async fn two_of_five_take_with_them_what_they_would_have_sent_and_little_more() {
+    let honest = time(&[], 5, None).await;
+    let three = time(&[], 3, None).await;
     assert!(honest < three, "five are faster than three: {honest:?} and {three:?}");
+    for bad in BAD {
+        let took = time(&bad, 5, None).await;
+        let ratio = |to: Duration| took.as_secs_f64() / to.as_secs_f64();
+        println!("{:.2} of five honest ones, {:.2} of three, {bad:?}", ratio(honest), ratio(three));
+        assert!(ratio(three) <= 1.2, "{bad:?}: {took:?}, and three honest ones take {three:?}");
+        assert!(ratio(honest) <= 5.0 / 3.0 * 1.15, "{bad:?}: {took:?}, and five take {honest:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,6 +156,60 @@ async fn objects_of_all_lengths_come_whole() {
     assert_eq!((scrubbed.objects, scrubbed.damaged.len()), (10, 0));
     assert_eq!(taker.count("fetches_total{result=\"done\"}"), 10);
     assert_eq!(taker.count("fetches_total{result=\"existed\"}"), 10);
+}
+
+/// What bytes wait for, and when they flowed.
+#[derive(Debug)]
+struct Meter {
+    pacer: Pacer,
+    flowed: std::sync::Mutex<Vec<(Duration, u64)>>,
+    began: tokio::time::Instant,
+}
+
+impl Pace for Meter {
+    fn take(&self, bytes: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), CallError>> {
+        Box::pin(async move {
+            self.pacer.take(bytes, deadline).await?;
+            self.flowed.lock().unwrap().push((now() - self.began, bytes));
+            Ok(())
+        })
+    }
+}
+
+/// A push within a rate flows evenly from its first byte to its last. It was paid for in one piece, beforehand, and then all of it
+/// came at once, however large it was.
+#[tokio::test(start_paused = true)]
+async fn what_is_pushed_within_a_rate_flows_within_it() {
+    const RATE: u64 = 1 << 20;
+    let world = World::new(3);
+    let (one, other) = (world.node(1).await, world.node(2).await);
+    world.net.set_usual(Line { bandwidth: Some(100 << 20), ..Line::default() });
+    let trusting = Rules { trusts: Some(Arc::new(|_: &NodeId| true)), ..Rules::default() };
+    other.links.serve(&other.store, trusting);
+    let id = one.put(content(6 << 20, 1)).await;
+    let of = |number| NonZeroU64::new(number).unwrap();
+    let meter = Arc::new(Meter {
+        pacer: Pacer::new(of(RATE - RATE / 50), of(RATE / 50)),
+        flowed: std::sync::Mutex::default(),
+        began: now(),
+    });
+    let pace = Arc::clone(&meter) as Arc<dyn Pace>;
+    let offer = Offer { id, len: 6 << 20, claim: Bytes::new() };
+    let began = now();
+    assert!(one.links.push_paced(&other.peer(), &offer, &pace, soon()).await.unwrap().is_durable);
+    let took = (now() - began).as_secs_f64();
+    assert!((5.9..7.0).contains(&took), "{took} s");
+    let flowed = meter.flowed.lock().unwrap().clone();
+    assert!(flowed.iter().map(|(_, bytes)| bytes).sum::<u64>() >= 6 << 20);
+    for first in 0..flowed.len() {
+        let second =
+            flowed[first..].iter().take_while(|(at, _)| *at < flowed[first].0 + Duration::from_secs(1));
+        assert!(second.map(|(_, bytes)| bytes).sum::<u64>() <= RATE);
+    }
+    // It is there already, so nothing flows and nothing is waited for.
+    let began = now();
+    assert!(one.links.push_paced(&other.peer(), &offer, &pace, soon()).await.unwrap().existed);
+    assert!(now() - began < Duration::from_secs(1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests are not the product")]
 
 mod asking;
+mod bent;
 mod fetching;
 mod leaving;
 mod world;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ron_core::{
     ContentId, Deadline, Metrics, Supervisor,
     auth::{Action, Authorizer, Credentials, Denied, Grant},
-    net::{Contact, Endpoint, Identity, Transport},
+    net::{Contact, Endpoint, Identity, KeyPolicy, Quic, Transport},
     prometheus_client::{encoding::text::encode, registry::Registry},
     sim::{Latency, Line, SimDisk, SimNet, SimTransport},
 };
@@ -81,6 +81,14 @@ pub(crate) async fn real(number: u8) -> Node {
     Node::start(number, None, "127.0.0.1:0".parse().unwrap(), SimDisk::new(), settings).await
 }
 
+/// A node over QUIC on the loopback interface.
+pub(crate) async fn quic(number: u8) -> Node {
+    let settings = Settings { reserve_bytes: 0, ..Settings::default() };
+    let transport = Arc::new(Quic::new(&identity(number), KeyPolicy::default()).unwrap());
+    let addr = "127.0.0.1:0".parse().unwrap();
+    Node::over(number, Some(transport), false, addr, SimDisk::new(), settings).await
+}
+
 impl Node {
     pub(crate) async fn start(
         number: u8,
@@ -89,9 +97,20 @@ impl Node {
         disk: SimDisk,
         settings: Settings,
     ) -> Node {
+        let is_simulated = transport.is_some();
+        Node::over(number, transport, is_simulated, addr, disk, settings).await
+    }
+
+    async fn over(
+        number: u8,
+        transport: Option<Arc<dyn Transport>>,
+        is_simulated: bool,
+        addr: SocketAddr,
+        disk: SimDisk,
+        settings: Settings,
+    ) -> Node {
         let mut registry = Registry::default();
         let metrics = Metrics::register("ron_storage", &mut registry);
-        let is_simulated = transport.is_some();
         let builder = Supervisor::builder("node").seed(number.into()).inline_blocking(is_simulated);
         let host = builder.metrics(metrics.clone()).start();
         let mut endpoint = Endpoint::builder(identity(number)).listen(addr);

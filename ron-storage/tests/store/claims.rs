@@ -103,6 +103,55 @@ async fn what_was_said_long_ago_takes_no_room() {
     host.shutdown().await;
 }
 
+fn writes(disk: &SimDisk) -> usize {
+    disk.log().iter().filter(|call| call.path.starts_with("store/claims")).count()
+}
+
+/// Whoever may tell a node claims may tell it the same old ones for ever. They were written down each time before they were
+/// looked at.
+#[tokio::test]
+async fn what_is_old_or_finds_no_room_is_not_written() {
+    let disk = SimDisk::new();
+    let host = Supervisor::new("test");
+    let store = Store::builder().data(Arc::new(disk.clone()), "store").start(&host).await.unwrap();
+    let id = ContentId::of(b"x");
+    for number in 0..64_u8 {
+        let owner = Identity::from_seed(&[number + 100; 32]);
+        let claim = Claim::sign(&owner, (id, 3), 2, 0, Word::Pin).unwrap();
+        store.claim(claim, None, soon()).await.unwrap();
+    }
+    let before = writes(&disk);
+    let old = Claim::sign(&Identity::from_seed(&[100; 32]), (id, 3), 1, 0, GONE).unwrap();
+    for _ in 0..100 {
+        assert_eq!(store.claim(old.clone(), None, soon()).await, Ok(Merged::Older));
+        let refused = store.claim(say(id, 1, Word::Pin), None, soon()).await;
+        assert!(matches!(refused, Err(StorageError::Claim { .. })), "{refused:?}");
+    }
+    assert_eq!(writes(&disk), before);
+    host.shutdown().await;
+}
+
+/// What a manifest takes in the journal is needed there, too. It was not counted, so that a store with many objects in shards wrote
+/// all of its claims anew every time it looked.
+#[tokio::test(start_paused = true)]
+async fn manifests_are_not_written_anew_for_ever() {
+    let disk = SimDisk::new();
+    let host = Supervisor::builder("test").inline_blocking(true).start();
+    let store = Store::builder().data(Arc::new(disk.clone()), "store").start(&host).await.unwrap();
+    for number in 0..4000_u32 {
+        let object = ContentId::of(&number.to_be_bytes());
+        let shards = (0..32_u32).map(|at| ContentId::of(&(number * 32 + at).to_le_bytes())).collect();
+        let manifest = Manifest { object, len: 3, data: 24, shards };
+        let claim = say(object, 1, Word::Erasure(manifest.coding()));
+        store.claim(claim, Some(manifest), soon()).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let before = writes(&disk);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(writes(&disk), before);
+    host.shutdown().await;
+}
+
 fn has_claims(place: &Place) -> bool {
     let Place::Real(dir) = place else { return false };
     dir.path().join("store/claims").exists()
@@ -184,4 +233,47 @@ fn an_acknowledged_claim_survives_every_crash() {
             });
         }
     }
+}
+
+/// Whoever says something and does not wait for it cannot know whether it is written. If a restart finds it, it counted before, too:
+/// or what it needs would have been deleted meanwhile, because of the word before it.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_a_restart_finds_counts_before() {
+    let (id, mut found_later) = (ContentId::of(b"x"), 0);
+    let known = |store: &Store| store.claims(&id).first().map_or(0, |claim| claim.version);
+    let start = async |disk: &SimDisk| {
+        let paced = disk.clone();
+        let host =
+            Supervisor::builder("test").inline_blocking(true).inline_pace(move || paced.pace()).start();
+        let store =
+            Store::builder().data(Arc::new(disk.clone()), "store").seed(1).start(&host).await.unwrap();
+        (host, store)
+    };
+    for millis in (0..40).step_by(4) {
+        let disk = SimDisk::new();
+        let (host, store) = start(&disk).await;
+        assert_eq!(store.claim(say(id, 1, Word::Copies(2)), None, soon()).await, Ok(Merged::New));
+        disk.slow_down(Duration::from_millis(10));
+        let claim = store.claim(say(id, 2, Word::Copies(3)), None, soon());
+        let is_told = tokio::time::timeout(Duration::from_millis(millis), claim).await.is_ok();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (before, left) = (known(&store), disk.fork());
+        // Said again, and waited for, it is written.
+        assert!(store.claim(say(id, 2, Word::Copies(3)), None, soon()).await.is_ok());
+        let again = disk.fork();
+        for (disk, least) in [(&left, if is_told { 2 } else { 1 }), (&again, 2)] {
+            disk.restart(CrashStyle::LoseUnsynced);
+            disk.slow_down(Duration::ZERO);
+            let (host, store) = start(disk).await;
+            let after = known(&store);
+            assert!((least..=2).contains(&after), "{millis} ms: {after}");
+            if least == 1 {
+                assert!(before >= after, "{millis} ms: {after} after a restart, and {before} before it");
+                found_later += u64::from(after == 2);
+            }
+            host.shutdown().await;
+        }
+        host.shutdown().await;
+    }
+    assert!(found_later > 0, "one of them was written though nobody waited");
 }

@@ -20,6 +20,8 @@ pub(crate) struct Hooks {
     /// So many reads panic.
     panics: AtomicU64,
     pub(crate) reads: AtomicU64,
+    /// Bytes that were read of the journal, in which small objects are.
+    pub(crate) journal_bytes: AtomicU64,
     /// Syncs of the files of large objects wait while this is set.
     syncs: (Mutex<bool>, Condvar),
     /// How many wait.
@@ -69,6 +71,7 @@ impl Hooked {
                 file,
                 hooks: Arc::clone(&self.hooks),
                 is_large: path.extension().is_some_and(|kind| kind == "dat"),
+                is_journal: path.extension().is_some_and(|kind| kind == "seg"),
             }),
         )
     }
@@ -117,6 +120,7 @@ struct HookedFile {
     file: File,
     hooks: Arc<Hooks>,
     is_large: bool,
+    is_journal: bool,
 }
 
 fn other(error: DiskError) -> io::Error {
@@ -126,7 +130,11 @@ fn other(error: DiskError) -> io::Error {
 impl RawFile for HookedFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.hooks.on_read();
-        self.file.read_at(offset, buf).map_err(other)
+        let read = self.file.read_at(offset, buf).map_err(other)?;
+        if self.is_journal {
+            self.hooks.journal_bytes.fetch_add(read as u64, Ordering::SeqCst);
+        }
+        Ok(read)
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -1,16 +1,22 @@
 //! Opening a store of which something is missing: what is left is kept, and said.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
+use bytes::Bytes;
 use ron_core::{
-    ContentId, Metrics,
+    ContentId, Metrics, Supervisor,
     disk::Disk as _,
     prometheus_client::registry::Registry,
     sim::{CrashStyle, SimDisk},
 };
-use ron_storage::{Gc, Settings, StorageError, Store};
+use ron_storage::{Durability, Gc, Put, Settings, StorageError, Store};
 
 use super::{
+    hooked::Hooked,
     limits::{host, sim},
     world::{Pieces, content, counters, soon},
 };
@@ -307,5 +313,40 @@ async fn crash_after_crash_the_index_catches_up() {
     let store = sim(&host, &disk, settings).await;
     assert!(store.opened().rebuilt.is_none() && store.opened().replayed < 5, "{:?}", store.opened());
     assert_eq!(store.usage().objects, 70);
+    host.shutdown().await;
+}
+
+/// A node that comes back is ready soon however much it has, because what it has is not read: only the index is, and of the
+/// journal no more than its last segment, which is the only one that can be torn.
+#[tokio::test(flavor = "multi_thread")]
+async fn opening_reads_the_index_and_one_segment_however_many_objects_there_are() {
+    const OBJECTS: u64 = 20_000;
+    const SEGMENT: u64 = 128 << 10;
+    let (host, disk) = (host(), Hooked::default());
+    let open = async |host: &Supervisor| {
+        let settings =
+            Settings { segment_bytes: SEGMENT as u32, small_bytes_max: 1000, ..Settings::default() };
+        Store::builder().data(Arc::new(disk.clone()), "store").settings(settings).start(host).await.unwrap()
+    };
+    let store = open(&host).await;
+    let buffered = Put { durability: Durability::Buffered, ..Put::default() };
+    for number in 0..OBJECTS {
+        let content = Bytes::copy_from_slice(&[&number.to_be_bytes()[..], &[7; 192]].concat());
+        store.put_with(Pieces::cut(&content, 200), buffered, soon()).await.unwrap();
+    }
+    let segments = store.usage().disk_bytes.div_ceil(SEGMENT);
+    assert!(segments > 30, "{segments} segments");
+    host.shutdown().await;
+    drop(store);
+    let (reads, bytes) = (&disk.hooks.reads, &disk.hooks.journal_bytes);
+    reads.store(0, Ordering::SeqCst);
+    bytes.store(0, Ordering::SeqCst);
+    let host = super::limits::host();
+    let store = open(&host).await;
+    let (reads, bytes) = (reads.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst));
+    assert_eq!(store.opened().objects, OBJECTS);
+    assert!(store.opened().rebuilt.is_none() && store.opened().replayed < 5, "{:?}", store.opened());
+    // Of the others the heads.
+    assert!(bytes <= SEGMENT + segments * 4096, "{reads} reads, {bytes} bytes of {segments} segments");
     host.shutdown().await;
 }
