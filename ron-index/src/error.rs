@@ -41,6 +41,13 @@ pub enum IndexError {
         /// When it may be asked again.
         retry_after: Duration,
     },
+    /// Whoever could know cannot yet: the log of names has not begun, or this node knows no other. It says nothing about what was
+    /// asked for. Retry when the gate opens.
+    #[error("not ready: {gate}")]
+    NotReady {
+        /// What is waited for: `registry.log`, `dht.seeds`, or what a source of the host's own calls it.
+        gate: &'static str,
+    },
     /// Those who were asked failed to answer. Ask again; it says nothing about what was asked for.
     #[error("no source could answer")]
     Unavailable,
@@ -83,13 +90,14 @@ impl IndexError {
                 | IndexError::Timeout { .. }
                 | IndexError::Panicked { .. }
                 | IndexError::BreakerOpen { .. }
+                | IndexError::NotReady { .. }
                 | IndexError::Unavailable
         )
     }
 }
 
 ron_core::refusals!(IndexError {
-    IndexError::BreakerOpen { .. } => ErrorKind::NotReady,
+    IndexError::BreakerOpen { .. } | IndexError::NotReady { .. } => ErrorKind::NotReady,
     IndexError::Unavailable => ErrorKind::Peer,
     IndexError::NotFound
     | IndexError::Key(_)

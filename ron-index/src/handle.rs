@@ -22,11 +22,11 @@ use crate::{
         key::Key,
         rank::{Ranked, Reputation},
     },
-    lookup,
+    lookup::{self, Failures},
     many::Many,
     metrics::{BREAKER_OPEN, Counts, INVALID, LOOKUP_SECONDS, RESOLVE_SECONDS, SOURCE_ERRORS},
     settings::Settings,
-    source::{Manifests, Names, Provider, Providers},
+    source::{Manifests, Names, Provider, Providers, SourceError},
 };
 
 pub(crate) const WORK: LaneSpec = LaneSpec::new("ron-index", "work", 512)
@@ -438,14 +438,21 @@ impl Index {
         Index { shared: Arc::clone(&self.shared), client: Some(client) }
     }
 
+    /// The same without another handle.
+    #[cfg(feature = "http")]
+    pub(crate) fn into_client(mut self, client: ClientKey) -> Index {
+        self.client = Some(client);
+        self
+    }
+
     /// What `key` leads to: out of the cache at once, or by a lookup within the [budget](Settings::budget), which everybody
     /// shares who asks for the same meanwhile. Dropping the future gives up; a lookup that has begun goes on for the others
     /// and for the cache.
     ///
     /// # Errors
     /// [`IndexError::NotFound`], [`IndexError::Timeout`], [`IndexError::Busy`] at once when too much is asked,
-    /// [`IndexError::BreakerOpen`] and [`IndexError::Unavailable`] when nobody can answer, [`IndexError::Canceled`]. Where
-    /// there is an older answer that is still good enough, that is given instead, and says so.
+    /// [`IndexError::BreakerOpen`], [`IndexError::NotReady`] and [`IndexError::Unavailable`] when nobody can answer,
+    /// [`IndexError::Canceled`]. Where there is an older answer that is still good enough, that is given instead, and says so.
     pub async fn resolve(&self, key: &Key, deadline: Deadline) -> Result<Answer, IndexError> {
         let began = now();
         let inner = self.inner();
@@ -502,8 +509,8 @@ impl Index {
     /// Where a node can be reached, by whichever source knows; `None` if none does. Nothing of it is kept.
     ///
     /// # Errors
-    /// [`IndexError::Timeout`], [`IndexError::Busy`], [`IndexError::Unavailable`] and [`IndexError::BreakerOpen`] if none could
-    /// answer.
+    /// [`IndexError::Timeout`], [`IndexError::Busy`], and [`IndexError::Unavailable`], [`IndexError::NotReady`] or
+    /// [`IndexError::BreakerOpen`] if none could answer.
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
         let _pass = self.enter()?;
         let inner = self.inner();
@@ -517,27 +524,27 @@ impl Index {
             }
         }
         let is_refused = out.is_empty() && !inner.sources.providers.is_empty();
-        let (mut answered, mut failed) = (0, 0);
+        let (mut answered, mut failures) = (0, None::<Failures>);
         while !out.is_empty() {
             let said = deadline.limit("locate", out.next(|| false)).await?;
             match said {
                 Some((_, Ok(Ok(Some(provider))))) => return Ok(Some(provider)),
                 Some((_, Ok(Ok(None)))) => answered += 1,
                 Some((source, Ok(Err(error)))) => {
-                    failed += 1;
+                    failures.get_or_insert_default().add(&error);
                     tracing::debug!(source, %error, "locate");
                 }
                 Some((source, Err(()))) => {
-                    failed += 1;
+                    failures.get_or_insert_default().add(&SourceError::Panicked);
                     inner.metrics.tally(Counter::TasksPanicked, "source").add(1);
                     tracing::error!(source, "a source panicked");
                 }
                 None => {}
             }
         }
-        match (answered, failed) {
+        match failures {
             _ if is_refused => Err(inner.breaker_open()),
-            (0, 1..) => Err(IndexError::Unavailable),
+            Some(failures) if answered == 0 => Err(failures.verdict()),
             _ => Ok(None),
         }
     }
@@ -682,6 +689,12 @@ impl Index {
     fn look(&self, key: &Key, now: Instant) -> Look {
         let inner = self.inner();
         let Some(entry) = inner.cache.get(key) else { return Look::Miss(None) };
+        let age = entry.age(now);
+        if entry.found.is_some() && entry.is_young(age) {
+            inner.counts.fresh.add(1);
+            entry.hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            return Look::Answer(Answer { entry, age, stale: None, is_cached: true });
+        }
         let settings = inner.settings.load();
         let answer = |entry: Arc<Entry>, stale| {
             let age = entry.age(now);
@@ -719,17 +732,29 @@ impl Index {
     async fn look_up(&self, key: &Key, deadline: Deadline) -> Result<Answer, IndexError> {
         let inner = self.inner();
         inner.counts.misses.add(1);
-        let (entry, is_cached) = match inner.join(key, Purpose::Caller(self.client))? {
-            Joined::Known(entry) => (entry, true),
-            Joined::Waiting(waiter) => {
-                let entry = waiter.outcome(deadline).await.inspect_err(|error| {
-                    if matches!(error, IndexError::Timeout { .. }) {
-                        inner.counts.deadline_hit.add(1);
-                        inner.metrics.tally(Counter::IoTimeouts, "resolve").add(1);
-                    }
-                })?;
-                (entry, false)
+        let came = now();
+        let (mut deadline, mut is_first) = (deadline, true);
+        let (entry, is_cached) = loop {
+            let waiter = match inner.join(key, Purpose::Caller(self.client))? {
+                Joined::Known(entry) => break (entry, true),
+                Joined::Waiting(waiter) => waiter,
+            };
+            let error = match waiter.outcome(deadline).await {
+                Ok(entry) => break (entry, false),
+                Err(error) => error,
+            };
+            let is_late = matches!(error, IndexError::Timeout { .. });
+            // The budget of a lookup that others had begun is spent, and this caller's is not: the next one is its own.
+            if is_late && is_first && waiter.0.began < came && !deadline.has_passed() {
+                (deadline, is_first) =
+                    (deadline.min(Deadline::at(came + inner.settings.load().budget)), false);
+                continue;
             }
+            if is_late {
+                inner.counts.deadline_hit.add(1);
+                inner.metrics.tally(Counter::IoTimeouts, "resolve").add(1);
+            }
+            return Err(error);
         };
         if entry.found.is_none() {
             return Err(IndexError::NotFound);

@@ -11,6 +11,8 @@
 //! | `PUT`, `DELETE /pins/{key}` | keeps an answer fresh from now on, or no longer |
 //! | `POST /purge` | forgets the keys of a JSON body, or everything |
 //!
+//! A name that leads to what nobody is known to have is an answer, with its content and without providers.
+//!
 //! A key may have slashes. `limit` is 1 to 32 and 5 if it is not there; `explain=true` tells what the place of each provider
 //! is made of.
 //!
@@ -22,8 +24,9 @@
 //! # What is refused
 //!
 //! As `application/problem+json`, see [`ron_core::http::Problem`]: 400 for what is no key or no number, 401 and 403 before
-//! anything is queued, 404 for what nobody knows, 429 at once when too much is asked, 503 when nobody can answer or the node
-//! stops, 504 when the budget is spent. Under `/routing/v1` what is no CID is 422 and what nobody has is 200 with an empty
+//! anything is queued, 404 `no_such_name` for a name that no source knows and `no_providers` for content that nobody is known to
+//! have, 429 at once when too much is asked, 503 when nobody can answer (`not_ready` if nobody could know yet: a log of names
+//! that has not begun, a node that knows no other) or the node stops, 504 when the budget is spent. Under `/routing/v1` what is no CID is 422 and what nobody has is 200 with an empty
 //! list, as that specification has it.
 //!
 //! Changes may have an `Idempotency-Key`: the same again within ten minutes is answered as the first time, and not done.
@@ -51,6 +54,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
+    middleware::map_response,
     routing::{any, get, post, put},
 };
 use ron_core::{auth::Authorizer, http::Guard};
@@ -83,6 +87,8 @@ pub fn router(index: &Index) -> Router {
 /// The routes that look something up, and no others: for hosts that serve them beside routes of their own.
 pub fn lookups(index: &Index) -> Router {
     let guard = |name| Guard::new(name).in_flight(IN_FLIGHT).metrics(&index.inner().metrics);
+    // Around the guards: a page must be able to read a refusal as well, and when to come back.
+    let open = || map_response(routing::open_to_browsers);
     let peers = Guard::new("routing_peers").in_flight(LOCATE_IN_FLIGHT).metrics(&index.inner().metrics);
     Router::new()
         .route("/resolve/{*key}", get(answer::resolve).route_layer(guard("resolve")))
@@ -91,10 +97,14 @@ pub fn lookups(index: &Index) -> Router {
             "/routing/v1/providers/{cid}",
             get(routing::providers)
                 .options(routing::preflight)
-                .route_layer(guard("routing_providers").streaming()),
+                .route_layer(guard("routing_providers").streaming())
+                .layer(open()),
         )
-        .route("/routing/v1/peers/{id}", get(routing::peers).options(routing::preflight).route_layer(peers))
-        .route("/routing/v1/ipns/{name}", any(routing::not_implemented))
+        .route(
+            "/routing/v1/peers/{id}",
+            get(routing::peers).options(routing::preflight).route_layer(peers).layer(open()),
+        )
+        .route("/routing/v1/ipns/{name}", any(routing::not_implemented).layer(open()))
         .with_state(index.clone())
 }
 

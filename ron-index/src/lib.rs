@@ -57,6 +57,11 @@
 //! It stores nothing on disk, fetches no content, and decides nothing about names: it asks those who do. A source that is
 //! more trusted and fails is not replaced by one that is less, for names: whoever could silence it would decide.
 
+/// What the README shows is compiled and run with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeIsRun;
+
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -76,6 +81,18 @@ mod many;
 mod metrics;
 mod settings;
 pub mod source;
+
+/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+pub use ron_core;
+/// Where providers are asked for, in the version this crate uses.
+#[cfg(feature = "dht")]
+pub use ron_dht;
+/// Where names are asked for, in the version this crate uses.
+#[cfg(feature = "registry")]
+pub use ron_registry;
+/// Where manifests are asked for, in the version this crate uses.
+#[cfg(feature = "storage")]
+pub use ron_storage;
 
 pub use error::IndexError;
 pub use handle::{Answer, Builder, Event, Found, Index, Stale, Status};

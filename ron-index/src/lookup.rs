@@ -110,6 +110,7 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
     let mut resolve = Resolve::new(&flight.key, whom, resolving(inner, &settings), rng, now());
     let mut out: Many<Slot, Said> = Many::default();
     let mut known_until = None;
+    let mut failures = Failures::default();
     loop {
         while let Some(step) = resolve.poll() {
             known_until = perform(inner, flight, &settings, &mut resolve, &mut out, step).or(known_until);
@@ -129,7 +130,7 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
             said = out.next(has_found) => match said {
                 Some((slot, said)) => {
                     bring(inner, flight, &mut resolve, &slot);
-                    on_said(inner, &mut resolve, &slot, said);
+                    on_said(inner, &mut resolve, &mut failures, &slot, said);
                 }
                 None => out.keys().for_each(|slot| bring(inner, flight, &mut resolve, slot)),
             },
@@ -151,7 +152,31 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
         inner.metrics.tally(HEDGES, if won { "won" } else { "lost" }).add(1);
     }
     let verdict = resolve.verdict().cloned().unwrap_or(Verdict::Failed(Failure::Late));
-    conclude(inner, flight, &settings, verdict, known_until)
+    conclude(inner, flight, &settings, verdict, known_until, failures)
+}
+
+/// What those who failed to answer said, as far as it makes a difference to whoever asked.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    not_ready: Option<&'static str>,
+    others: bool,
+}
+
+impl Failures {
+    pub(crate) fn add(&mut self, error: &SourceError) {
+        match error {
+            SourceError::NotReady { gate } => self.not_ready = Some(gate),
+            _ => self.others = true,
+        }
+    }
+
+    /// Nobody answered: what to wait for, if that is all there is to do about it.
+    pub(crate) fn verdict(&self) -> IndexError {
+        match self.not_ready {
+            Some(gate) if !self.others => IndexError::NotReady { gate },
+            _ => IndexError::Unavailable,
+        }
+    }
 }
 
 fn resolving(inner: &Inner, settings: &Settings) -> ResolveSettings {
@@ -254,11 +279,21 @@ fn bring(inner: &Inner, flight: &Flight, resolve: &mut Resolve, slot: &Slot) {
 }
 
 /// A source has answered.
-fn on_said(inner: &Inner, resolve: &mut Resolve, slot: &Slot, said: Result<Said, ()>) {
+fn on_said(
+    inner: &Inner,
+    resolve: &mut Resolve,
+    failures: &mut Failures,
+    slot: &Slot,
+    said: Result<Said, ()>,
+) {
     let now = now();
     let took = now.saturating_duration_since(slot.began);
-    let failed = |error: SourceError| {
+    let mut failed = |error: SourceError| {
         note(inner, slot, took, Some(&error));
+        // Without a manifest there is an answer all the same.
+        if !matches!(slot.source, Source::Manifest(_)) {
+            failures.add(&error);
+        }
         error.is_transient()
     };
     let worked = |_: &()| note(inner, slot, took, None);
@@ -303,6 +338,10 @@ fn note(inner: &Inner, slot: &Slot, took: Duration, error: Option<&SourceError>)
     if error.is_some() {
         counts.errors.add(1);
     }
+    // It says nothing about how quick or how sound the source is.
+    if matches!(error, Some(SourceError::NotReady { .. })) {
+        return;
+    }
     if matches!(slot.source, Source::Providers(_)) {
         inner.lookup_seconds.observe(took.as_secs_f64());
         inner.adapting.lock().hedging.on_answer(took);
@@ -343,11 +382,13 @@ fn conclude(
     settings: &Settings,
     verdict: Verdict,
     known_until: Option<Instant>,
+    failures: Failures,
 ) -> Finished {
     let (now, unix) = (now(), (inner.unix_secs)());
     let entry = |key: &Key, found, ttl| Arc::new(Entry::new(key, found, ttl, now, unix));
     match verdict {
         Verdict::Found(gathered) => {
+            let is_name_only = gathered.is_name_only();
             let Gathered { name, content, manifest, providers, is_complete } = gathered;
             let providers = rank(providers, &inner.reputation.lock(), &settings.rank, unix);
             let found = |key: &Key, name| Resolution {
@@ -358,16 +399,18 @@ fn conclude(
                 providers: providers.clone(),
                 is_complete,
             };
-            let of_content = if is_complete { settings.content_ttl } else { settings.negative_ttl };
+            let is_good = is_complete && !is_name_only;
+            let of_content = if is_good { settings.content_ttl } else { settings.negative_ttl };
             let of_name = name.as_ref().map(|name: &NameRecord| name.ttl.unwrap_or(settings.name_ttl));
             let ttl = of_name.map_or(of_content, |of_name| of_name.min(settings.name_ttl).min(of_content));
             // What was known already is not made younger by being told under a name.
             let ttl = known_until.map_or(ttl, |until| ttl.min(until.saturating_duration_since(now)));
             // A name that was looked up has told about its content too.
-            let also = (name.is_some() && known_until.is_none() && is_complete)
+            let also = (name.is_some() && known_until.is_none() && is_good)
                 .then(|| (content.clone(), entry(&content, Some(found(&content, None)), of_content)));
             let outcome = Ok(entry(&flight.key, Some(found(&flight.key, name)), ttl));
-            Finished { outcome, also, is_kept: true }
+            // That nobody has it is remembered only if one who can say so said so.
+            Finished { outcome, also, is_kept: is_complete || !is_name_only }
         }
         Verdict::Nothing { is_final: true } => {
             let outcome = Ok(entry(&flight.key, None, settings.negative_ttl));
@@ -376,6 +419,6 @@ fn conclude(
         Verdict::Nothing { is_final: false } => Finished::failed(IndexError::NotFound),
         Verdict::Failed(Failure::Late) => Finished::failed(IndexError::Timeout { op: "resolve" }),
         Verdict::Failed(Failure::Refused) => Finished::failed(inner.breaker_open()),
-        Verdict::Failed(Failure::Failed) => Finished::failed(IndexError::Unavailable),
+        Verdict::Failed(Failure::Failed) => Finished::failed(failures.verdict()),
     }
 }

@@ -41,6 +41,10 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Addresses kept of one provider; more cost memory and are never tried.
 pub const ADDRS_MAX: usize = 8;
 
+/// Providers of one question that wait to be looked at. An answer has far fewer; what a source tells beyond that before it next
+/// waits for something is let go, so that no source can fill the memory.
+const FOUND_MAX: usize = 8 * crate::PROVIDERS_LIMIT;
+
 /// What a source is asked for to see whether it works.
 const PROBED: &[u8] = b"ron-index: is anybody there?";
 
@@ -57,6 +61,13 @@ pub enum SourceError {
     /// Nobody there to ask, for now.
     #[error("nobody to ask")]
     NoRoute,
+    /// It cannot know yet: a log that has not begun, a node that knows no other. It is not asked again for the same lookup, and
+    /// not left alone for it, because it has not failed.
+    #[error("not ready: {gate}")]
+    NotReady {
+        /// What it waits for.
+        gate: &'static str,
+    },
     /// It took longer than it had.
     #[error("it took too long")]
     Timeout,
@@ -84,6 +95,8 @@ impl SourceError {
 pub struct Provider {
     /// Who.
     pub id: NodeId,
+    /// Its public key, whose hash the id is; nothing if nobody who was asked knows it. Clients of IPFS know nodes by it.
+    pub public_key: Option<[u8; 32]>,
     /// Where it can be reached; nothing if that is not known. The first eight are kept.
     pub addrs: Vec<SocketAddr>,
     /// When it said so, in seconds since 1970; nothing if nobody knows.
@@ -99,7 +112,14 @@ impl Provider {
     #[must_use]
     pub fn new(id: NodeId, addrs: impl IntoIterator<Item = SocketAddr>) -> Self {
         let addrs = addrs.into_iter().take(ADDRS_MAX).collect();
-        Provider { id, addrs, issued: None, region: None, protocols: Vec::new() }
+        Provider { id, public_key: None, addrs, issued: None, region: None, protocols: Vec::new() }
+    }
+
+    /// The same with its key. A key whose hash the id is not says nothing about this provider, and is let go.
+    #[must_use]
+    pub fn with_public_key(mut self, key: [u8; 32]) -> Self {
+        self.public_key = (NodeId::of_public_key(&key) == self.id).then_some(key);
+        self
     }
 
     /// Bytes that it takes beside the struct itself.
@@ -238,11 +258,14 @@ impl Ask {
         Ask { content, enough, deadline, found, has_told: AtomicBool::new(false) }
     }
 
-    /// Somebody has it.
+    /// Somebody has it. The first 256 that nobody has looked at yet are kept.
     pub fn found(&self, mut provider: Provider) {
         provider.addrs.truncate(ADDRS_MAX);
         self.has_told.store(true, Ordering::Relaxed);
-        self.found.lock().push(provider);
+        let mut found = self.found.lock();
+        if found.len() < FOUND_MAX {
+            found.push(provider);
+        }
     }
 
     /// Whether somebody was found at all.
@@ -267,5 +290,25 @@ impl fmt::Debug for Ask {
             .field("content", &self.content)
             .field("enough", &self.enough)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_source_that_never_stops_telling_fills_no_memory() {
+        let deadline = Deadline::after(Duration::from_secs(1));
+        let ask = Ask::new(Key::Content(ContentId::of(b"x")), 1, deadline, &Metrics::default());
+        let tell = |number: u32| {
+            let id = NodeId::from_bytes(*ContentId::of(&number.to_le_bytes()).as_bytes());
+            ask.found(Provider::new(id, [([192, 0, 2, 1], 4710).into(); 100]));
+        };
+        (0..100_000).for_each(tell);
+        let taken = ask.take();
+        assert_eq!((taken.len(), taken[0].addrs.len()), (FOUND_MAX, ADDRS_MAX));
+        tell(1);
+        assert_eq!(ask.take().len(), 1, "there is room again");
     }
 }

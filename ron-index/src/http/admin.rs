@@ -9,12 +9,12 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 use ron_core::{
     BreakerState, Deadline,
     auth::Grant,
-    http::{Json, Problem, collect},
+    http::{Json, Problem, Query, collect},
 };
 use serde::Serialize;
 
 use super::{
-    asking::{KeyPath, Query, deadline, key, problem},
+    asking::{KeyPath, deadline, key, problem, problem_of},
     dto::{AnswerDto, PinDto, PurgeDto, PurgedDto, SourceDto, StatusDto, to_json},
     idempotency::{Idempotency, Turn},
 };
@@ -78,7 +78,7 @@ impl Asked {
             subject,
             headers: request.headers().clone(),
             what: *hasher.finalize().as_bytes(),
-            deadline: deadline(index, request),
+            deadline: deadline(&index.settings(), request),
         }
     }
 }
@@ -101,7 +101,8 @@ pub(super) async fn reindex(
     Query::of(&request, &[])?;
     let asked = Asked::of(&admin.index, &request, b"");
     let work = async {
-        let answer = admin.index.reindex(&key, asked.deadline).await.map_err(problem)?;
+        let answer = admin.index.reindex(&key, asked.deadline).await;
+        let answer = answer.map_err(|error| problem_of(&key, error))?;
         Ok(AnswerDto::of(&answer, LIMIT_DEFAULT, false))
     };
     admin.once(&asked, work).await
@@ -134,7 +135,8 @@ async fn change_pin(admin: &Admin, key: Key, pinned: bool, request: Request) -> 
         } else {
             admin.index.unpin(&key, asked.deadline).await
         };
-        Ok(PinDto { key: key.to_string(), pinned, changed: changed.map_err(problem)? })
+        let changed = changed.map_err(|error| problem_of(&key, error))?;
+        Ok(PinDto { key: key.to_string(), pinned, changed })
     };
     admin.once(&asked, work).await
 }
@@ -143,8 +145,9 @@ async fn change_pin(admin: &Admin, key: Key, pinned: bool, request: Request) -> 
 pub(super) async fn purge(State(admin): State<Admin>, request: Request) -> Result<Response, Problem> {
     Query::of(&request, &[])?;
     let is_json = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
-        kind.to_str()
-            .is_ok_and(|kind| kind.split(';').next().unwrap_or_default().trim() == "application/json")
+        kind.to_str().is_ok_and(|kind| {
+            kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+        })
     });
     if !is_json {
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", "this route takes JSON")

@@ -24,7 +24,7 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const REMEMBERED_MAX: usize = 1024;
 
 /// The longest key.
-const KEY_BYTES_MAX: usize = 255;
+pub(super) const KEY_BYTES_MAX: usize = 255;
 
 /// What was asked: who, under which key.
 type Owner = (String, String);
@@ -84,12 +84,13 @@ impl Idempotency {
     /// What to do with a request of `subject` that has these headers and is `what` by its method, path and body.
     pub(super) fn begin(&self, subject: &str, headers: &HeaderMap, what: [u8; 32]) -> Result<Turn, Problem> {
         let Some(key) = headers.get(&HEADER) else { return Ok(Turn::First(None)) };
-        let key = key.to_str().ok().filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len()));
+        let is_plain = |key: &&str| key.bytes().all(|byte| byte.is_ascii_graphic());
+        let key = key.to_str().ok().filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len())).filter(is_plain);
         let key = key.ok_or_else(|| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
                 "bad_idempotency_key",
-                "an idempotency key has 1 to 255 characters",
+                "an idempotency key has 1 to 255 printable characters and no spaces",
             )
         })?;
         let (owner, now) = ((subject.to_owned(), key.to_owned()), now());
@@ -157,7 +158,9 @@ mod tests {
         );
         tokio::time::advance(REMEMBERED).await;
         assert!(matches!(begin("k", 2), Ok(Turn::First(_))), "it is forgotten in time");
-        assert_eq!(begin("", 1).err().unwrap().status(), 400);
+        for no_key in ["", "a b", "a\tb", &"k".repeat(KEY_BYTES_MAX + 1)] {
+            assert_eq!(begin(no_key, 1).err().unwrap().status(), 400, "{no_key:?}");
+        }
         assert!(matches!(table.begin("ann", &HeaderMap::new(), [1; 32]), Ok(Turn::First(None))));
     }
 

@@ -5,11 +5,16 @@
 
 use axum::{extract::Request, response::Response};
 use http::{HeaderValue, header};
-use ron_core::http::Problem;
+use ron_core::http::{Problem, Query};
 use serde_json::{Map, Value, json};
 
-use super::{NDJSON, asking::Query, dto::PURGE_KEYS_MAX};
-use crate::{LIMIT_DEFAULT, PROVIDERS_LIMIT, logic::key::KEY_BYTES_MAX};
+use super::{
+    NDJSON,
+    dto::PURGE_KEYS_MAX,
+    idempotency::KEY_BYTES_MAX as IDEMPOTENCY_BYTES_MAX,
+    routing::{FILTERS_MAX, WORD_BYTES_MAX},
+};
+use crate::{LIMIT_DEFAULT, PROVIDERS_LIMIT, logic::key::NAME_BYTES_MAX};
 
 /// The document, with paths as they are below the place where the routers are mounted.
 #[must_use]
@@ -24,15 +29,15 @@ pub fn document() -> Value {
         },
         "paths": {
             "/resolve/{key}": {
-                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "parameters": [key()],
                 "get": op("What a key leads to", &[limit(), explain(), if_none_match()], None, &[
-                    (200, "It", json_of("Answer")),
+                    (200, "It; a name of something that nobody is known to have has no providers", json_of("Answer")),
                     (304, "The client has it already", json!({})),
-                    (404, "Nothing is known under this key", problem()),
+                    (404, "The name is not known, or nobody is known to have the content", problem()),
                 ]),
             },
             "/providers/{id}": {
-                "parameters": [path("id", "A b3: address or a CID")],
+                "parameters": [path("id", "A b3: address or a CID, of whatever kind", &content_pattern())],
                 "get": op("Who has some content", &[limit(), explain(), if_none_match()], None, &[
                     (200, "They, the best first; or as they are found, one in each line", with_lines("Providers")),
                     (304, "The client has it already", json!({})),
@@ -40,37 +45,41 @@ pub fn document() -> Value {
                 ]),
             },
             "/routing/v1/providers/{cid}": {
-                "parameters": [path("cid", "A CID")],
-                "get": op("Who has some content, as IPFS clients ask it", &[filter("filter-addrs"), filter("filter-protocols"), if_none_match()], None, &[
+                "get": op("Who has some content, as IPFS clients ask it", &[
+                    path("cid", "A CID, of whatever kind", &content_pattern()),
+                    filter("filter-addrs"), filter("filter-protocols"), if_none_match(),
+                ], None, &[
                     (200, "They, or an empty list", with_lines("RoutingProviders")),
                     (304, "The client has it already", json!({})),
                     (422, "Not a CID, or a filter that is none", problem()),
                 ]),
-                "options": preflight(),
+                "options": preflight("cid"),
             },
             "/routing/v1/peers/{id}": {
-                "parameters": [path("id", "The id of a peer: a multihash in base58, or a CID of a key")],
-                "get": op("Where a peer is, as IPFS clients ask it", &[filter("filter-addrs"), filter("filter-protocols"), if_none_match()], None, &[
+                "get": op("Where a peer is, as IPFS clients ask it", &[
+                    path("id", "The id of a peer: a multihash in base58, or a CID of a key, of whatever kind", PEER_PATTERN),
+                    filter("filter-addrs"), filter("filter-protocols"), if_none_match(),
+                ], None, &[
                     (200, "It, or an empty list", with_lines("RoutingPeers")),
                     (304, "The client has it already", json!({})),
                     (422, "Not the id of a peer, or a filter that is none", problem()),
                 ]),
-                "options": preflight(),
+                "options": preflight("id"),
             },
             "/reindex/{key}": {
-                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "parameters": [key()],
                 "post": guarded(op("Forgets a key and looks it up again", &[idempotency()], None, &[
                     (200, "What it leads to", json_of("Answer")),
-                    (404, "Nothing is known under this key", problem()),
+                    (404, "The name is not known, or nobody is known to have the content", problem()),
                     (409, "The same change is being done", problem()),
                     (422, "The idempotency key was used for something else", problem()),
                 ])),
             },
             "/pins/{key}": {
-                "parameters": [path("key", "A name, a b3: address or a CID; it may have slashes")],
+                "parameters": [key()],
                 "put": guarded(op("Keeps an answer fresh from now on", &[idempotency()], None, &[
                     (200, "It is pinned", json_of("Pin")),
-                    (404, "Nothing is known under this key", problem()),
+                    (404, "The name is not known, or nobody is known to have the content", problem()),
                     (409, "As much is pinned as may be, or the same change is being done", problem()),
                     (422, "The idempotency key was used for something else", problem()),
                 ])),
@@ -188,12 +197,35 @@ fn guarded(mut op: Value) -> Value {
     op
 }
 
-fn preflight() -> Value {
-    op("What a browser asks before it asks", &[], None, &[(204, "Any page may ask", json!({}))])
+/// It is answered alike whatever it is about.
+fn preflight(parameter: &str) -> Value {
+    let about = json!({"name": parameter, "in": "path", "required": true, "schema": {"type": "string"}});
+    op("What a browser asks before it asks", &[about], None, &[(204, "Any page may ask", json!({}))])
 }
 
-fn path(name: &str, description: &str) -> Value {
-    let schema = json!({"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX});
+/// What can be said of keys in one expression, and no more: of the CIDs, only those of BLAKE3, of which all are valid. Others are
+/// taken as well.
+const CONTENT: &str = "b3:[0-9a-f]{64}|bafkr4i[a-h][a-z2-7]{50}[aeimquy4]";
+const PEER_PATTERN: &str = "^(bafzb4i[a-h][a-z2-7]{50}[aeimquy4]|12D3KooW[1-9A-HJ-NP-Za-km-z]{44})$";
+
+/// Printable characters in parts between slashes, of which none is empty, `.` or `..`; what begins with `b3:` is no name.
+const NAME_FIRST: &str = r"[!-,\-0-ac-~][!-.0-~]*|b([!-.0-24-~][!-.0-~]*)?|b3([!-.0-9;-~][!-.0-~]*)?|\.[!-,\-0-~][!-.0-~]*|\.\.[!-.0-~]+";
+const NAME_PART: &str = r"[!-,\-0-~][!-.0-~]*|\.[!-,\-0-~][!-.0-~]*|\.\.[!-.0-~]+";
+
+fn content_pattern() -> String {
+    format!("^({CONTENT})$")
+}
+
+fn key_pattern() -> String {
+    format!("^({CONTENT}|({NAME_FIRST})(/({NAME_PART}))*)$")
+}
+
+fn key() -> Value {
+    path("key", "A name, a b3: address or a CID; it may have slashes", &key_pattern())
+}
+
+fn path(name: &str, description: &str, pattern: &str) -> Value {
+    let schema = json!({"type": "string", "maxLength": NAME_BYTES_MAX, "pattern": pattern});
     json!({"name": name, "in": "path", "required": true, "schema": schema, "description": description})
 }
 
@@ -209,32 +241,42 @@ fn explain() -> Value {
 }
 
 fn filter(name: &str) -> Value {
-    let schema = json!({"type": "string"});
+    let pattern = format!(
+        "^[ -+\\--~]{{0,{WORD_BYTES_MAX}}}(,[ -+\\--~]{{0,{WORD_BYTES_MAX}}}){{0,{}}}$",
+        FILTERS_MAX - 1
+    );
+    let schema = json!({"type": "string", "pattern": pattern});
     json!({"name": name, "in": "query", "schema": schema, "description": "Names between commas, as in IPIP-484"})
 }
 
 fn if_none_match() -> Value {
-    header_parameter("If-None-Match", "Tags of what the client has")
+    header_parameter("If-None-Match", "Tags of what the client has", json!({"type": "string"}))
 }
 
 fn idempotency() -> Value {
     header_parameter(
         "Idempotency-Key",
         "The same again within ten minutes is answered as the first time, and not done",
+        json!({"type": "string", "pattern": "^[!-~]+$", "maxLength": IDEMPOTENCY_BYTES_MAX}),
     )
 }
 
-fn header_parameter(name: &str, description: &str) -> Value {
-    json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": description})
+fn header_parameter(name: &str, description: &str, schema: Value) -> Value {
+    json!({"name": name, "in": "header", "schema": schema, "description": description})
 }
 
 fn purge_body() -> Value {
-    let keys = json!({"type": "array", "items": {"type": "string"}, "maxItems": PURGE_KEYS_MAX});
-    let schema = json!({
-        "type": "object", "additionalProperties": false,
-        "properties": {"keys": keys, "all": {"type": "boolean"}},
+    let key = json!({"type": "string", "maxLength": NAME_BYTES_MAX, "pattern": key_pattern()});
+    let keys = json!({"type": "array", "items": key, "minItems": 1, "maxItems": PURGE_KEYS_MAX});
+    let some = json!({
+        "type": "object", "additionalProperties": false, "required": ["keys"],
+        "properties": {"keys": keys, "all": {"enum": [false]}},
     });
-    json!({"required": true, "content": {"application/json": {"schema": schema}}})
+    let all = json!({
+        "type": "object", "additionalProperties": false, "required": ["all"],
+        "properties": {"keys": {"type": "array", "maxItems": 0}, "all": {"enum": [true]}},
+    });
+    json!({"required": true, "content": {"application/json": {"schema": {"oneOf": [some, all]}}}})
 }
 
 fn json_of(schema: &str) -> Value {

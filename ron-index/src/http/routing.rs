@@ -1,6 +1,6 @@
 //! IPFS Delegated Routing V1: who has a CID and where a peer is, as IPFS clients ask it.
 //!
-//! Our nodes are peers whose id is a CID of the BLAKE3 hash of their key, with addresses as multiaddrs. That nobody is known
+//! Our nodes are peers with the id that libp2p gives their ed25519 key, where the key is known, with addresses as multiaddrs. That nobody is known
 //! is an empty list with 200, which is what clients of today expect; only what is no CID is an error.
 
 use std::{net::SocketAddr, time::Duration};
@@ -11,26 +11,26 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use ron_core::{NodeId, http::Problem};
+use ron_core::http::{Problem, percent_decode};
 use serde::Serialize;
 
 use super::{
     NDJSON,
     answer::{STALE, cache_control, line, render},
-    asking::{KeyPath, deadline, decode, for_client, has, problem, wants_lines},
+    asking::{KeyPath, deadline, for_client, has, problem, wants_lines},
     stream::chosen_lines,
 };
 use crate::{
     Index, IndexError, Key, KeyError, PROVIDERS_LIMIT,
-    logic::key::{peer_id, to_peer_id},
+    logic::key::{node_of_peer, peer_id, to_peer_id},
     source::Provider,
 };
 
 /// Filters that one request may have of each kind; more is not a question but an attack on it.
-const FILTERS_MAX: usize = 64;
+pub(super) const FILTERS_MAX: usize = 64;
 
-/// The longest name of a protocol, by the specification.
-const PROTOCOL_BYTES_MAX: usize = 63;
+/// The longest name of a protocol, by the specification, and a `!` before it.
+pub(super) const WORD_BYTES_MAX: usize = 63 + 1;
 
 /// A peer in the schema `peer`.
 #[derive(Debug, Serialize)]
@@ -58,17 +58,17 @@ struct PeerList {
 }
 
 /// `GET /routing/v1/providers/{cid}`.
-pub(super) async fn providers(State(index): State<Index>, path: KeyPath, request: Request) -> Response {
-    let answered = answer_providers(&index, path, request).await;
-    open_to_browsers(answered.unwrap_or_else(Problem::into_response))
-}
-
-async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Result<Response, Problem> {
+pub(super) async fn providers(
+    State(index): State<Index>,
+    path: KeyPath,
+    request: Request,
+) -> Result<Response, Problem> {
     let Path(text) = path.map_err(|_| unprocessable(&KeyError::Cid { why: "it is not text" }))?;
     let content = Key::content(&text).map_err(|error| unprocessable(&error))?;
     let filters = Filters::of(&request)?;
-    let (deadline, settings) = (deadline(index, &request), index.settings());
-    let ours = for_client(index, &request);
+    let settings = index.settings();
+    let deadline = deadline(&settings, &request);
+    let ours = for_client(index.clone(), &request);
     if wants_lines(request.headers()) {
         let found = match ours.find(&content, PROVIDERS_LIMIT, deadline) {
             Ok(found) => {
@@ -85,7 +85,7 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON));
         // Of what is looked up that is known when it is over, and then its head is gone.
         let ttl = ttl.unwrap_or(settings.negative_ttl);
-        headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings));
+        headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings.staleness()));
         return Ok(response);
     }
     match ours.resolve(&content, deadline).await {
@@ -98,7 +98,7 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
             let ttl = if list.providers.is_empty() { settings.negative_ttl } else { answer.ttl() };
             let mut response = json(&list, request.headers());
             let headers = response.headers_mut();
-            headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings));
+            headers.insert(header::CACHE_CONTROL, cache_control(ttl, &settings.staleness()));
             headers.insert(header::AGE, HeaderValue::from(answer.age.as_secs()));
             headers.insert(header::LAST_MODIFIED, http_date(answer.entry.born_unix));
             if let Some(stale) = answer.stale {
@@ -110,7 +110,7 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
             let mut response = json(&ProviderList { providers: Vec::new() }, request.headers());
             response
                 .headers_mut()
-                .insert(header::CACHE_CONTROL, cache_control(settings.negative_ttl, &settings));
+                .insert(header::CACHE_CONTROL, cache_control(settings.negative_ttl, &settings.staleness()));
             Ok(response)
         }
         Err(error) => Err(problem(error)),
@@ -118,22 +118,24 @@ async fn answer_providers(index: &Index, path: KeyPath, request: Request) -> Res
 }
 
 /// `GET /routing/v1/peers/{id}`.
-pub(super) async fn peers(State(index): State<Index>, path: KeyPath, request: Request) -> Response {
-    let answered = answer_peers(&index, path, request).await;
-    open_to_browsers(answered.unwrap_or_else(Problem::into_response))
-}
-
-async fn answer_peers(index: &Index, path: KeyPath, request: Request) -> Result<Response, Problem> {
+pub(super) async fn peers(
+    State(index): State<Index>,
+    path: KeyPath,
+    request: Request,
+) -> Result<Response, Problem> {
     let Path(text) = path.map_err(|_| unprocessable(&KeyError::Cid { why: "it is not text" }))?;
     let peer = peer_id(&text).map_err(|error| unprocessable(&error))?;
     let filters = Filters::of(&request)?;
     let settings = index.settings();
-    // Other peers than ours are named by other hashes, and nobody here knows them.
-    let node = peer.content_id().map(|id| NodeId::from_bytes(*id.as_bytes()));
-    let found = match node {
-        Some(node) => {
-            let (ours, deadline) = (for_client(index, &request), deadline(index, &request));
-            ours.locate(node, deadline).await.map_err(problem)?
+    let found = match node_of_peer(&peer) {
+        Some((node, key)) => {
+            let (ours, deadline) = (for_client(index.clone(), &request), deadline(&settings, &request));
+            let found = ours.locate(node, deadline).await.map_err(problem)?;
+            // Whoever asked by the key is answered by the key.
+            found.map(|found| match key {
+                Some(key) => found.with_public_key(key),
+                None => found,
+            })
         }
         None => None,
     };
@@ -147,20 +149,18 @@ async fn answer_peers(index: &Index, path: KeyPath, request: Request) -> Result<
     } else {
         json(&PeerList { peers: chosen }, request.headers())
     };
-    response.headers_mut().insert(header::CACHE_CONTROL, cache_control(ttl, &settings));
+    response.headers_mut().insert(header::CACHE_CONTROL, cache_control(ttl, &settings.staleness()));
     Ok(response)
 }
 
 /// What a browser asks before it asks.
-pub(super) async fn preflight() -> Response {
-    open_to_browsers(StatusCode::NO_CONTENT.into_response())
+pub(super) async fn preflight() -> StatusCode {
+    StatusCode::NO_CONTENT
 }
 
 /// Whatever else the specification has and this does not: publishing and names of IPNS.
-pub(super) async fn not_implemented() -> Response {
-    let problem =
-        Problem::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", "this part of the protocol is not here");
-    open_to_browsers(problem.into_response())
+pub(super) async fn not_implemented() -> Problem {
+    Problem::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", "this part of the protocol is not here")
 }
 
 fn unprocessable(error: &KeyError) -> Problem {
@@ -182,8 +182,8 @@ fn json(value: &impl Serialize, asked: &HeaderMap) -> Response {
     response
 }
 
-/// Any page may ask, and caches keep the two forms apart.
-fn open_to_browsers(mut response: Response) -> Response {
+/// Any page may ask and read what it is told, refusals too, and caches keep the two forms apart.
+pub(super) async fn open_to_browsers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, OPTIONS"));
@@ -213,11 +213,14 @@ impl Filters {
                 // The specification may grow: what is not known yet is not refused.
                 continue;
             }
-            let value = decode(value).ok_or_else(|| unfit("a filter is not text"))?;
+            let value = percent_decode(value).ok_or_else(|| unfit("a filter is not text"))?;
             let words = value.split(',').map(|word| word.trim().to_ascii_lowercase());
             let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
-            if words.len() > FILTERS_MAX || words.iter().any(|word| word.len() > PROTOCOL_BYTES_MAX + 1) {
-                return Err(unfit("at most 64 names of at most 63 characters"));
+            let is_name = |word: &String| {
+                word.len() <= WORD_BYTES_MAX && word.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+            };
+            if words.len() > FILTERS_MAX || !words.iter().all(is_name) {
+                return Err(unfit("at most 64 names of at most 63 printable characters"));
             }
             for word in words {
                 match (name, word.as_str()) {
@@ -261,7 +264,7 @@ impl Filters {
             !filters_addrs || !addrs.is_empty() || (provider.addrs.is_empty() && self.unknown_addrs);
         is_wanted.then(|| Peer {
             schema: "peer",
-            id: to_peer_id(&provider.id),
+            id: to_peer_id(&provider.id, provider.public_key.as_ref()),
             addrs,
             protocols: provider.protocols.iter().map(|protocol| protocol.to_string()).collect(),
         })
@@ -306,6 +309,8 @@ fn http_date(unix_secs: u64) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use ron_core::NodeId;
+
     use super::*;
 
     #[test]
@@ -369,5 +374,6 @@ mod tests {
         };
         assert_eq!(refused(format!("filter-addrs={}", "a,".repeat(65))), 422);
         assert_eq!(refused(format!("filter-protocols={}", "p".repeat(65))), 422);
+        assert_eq!(refused("filter-addrs=ip4%2C%00".to_owned()), 422);
     }
 }

@@ -7,6 +7,7 @@
 //! The table has one writer, the janitor, which holds the [`CacheWriter`]; everybody else reads.
 
 use std::{
+    any::Any,
     hash::RandomState,
     sync::{
         Arc, OnceLock,
@@ -15,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter, sync::Cache};
 use tokio::time::Instant;
 
@@ -38,8 +38,8 @@ pub const ENTRY_BYTES_MAX: usize = 48 << 10;
 /// What an entry is expected to take on average; only memory for the table's own bookkeeping follows from it.
 const ENTRY_BYTES_EXPECTED: u64 = 1024;
 
-/// The last part of its life in which an entry that is asked for is asked for anew ahead of time.
-const AHEAD: f64 = 0.1;
+/// The last part of its life, one of so many, in which an entry that is asked for is asked for anew ahead of time.
+const AHEAD: u32 = 10;
 
 /// One verified answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,7 +65,8 @@ impl Resolution {
         self.key.heap_bytes() + self.content.heap_bytes() + slots + providers
     }
 
-    /// An upper bound of what the answer takes as text with the usual number of providers, which is kept once it was made.
+    /// An upper bound of what the answer takes as text with the usual number of providers, and the head of that, which are kept
+    /// once they were made.
     fn text_bytes(&self) -> usize {
         let providers = self.providers.iter().take(super::super::LIMIT_DEFAULT);
         let bytes: usize = providers
@@ -77,7 +78,7 @@ impl Resolution {
                     + provider.region.as_ref().map_or(0, |region| region.len())
             })
             .sum();
-        1024 + bytes
+        2048 + bytes
     }
 }
 
@@ -106,9 +107,6 @@ pub enum Freshness {
     Over,
 }
 
-/// The answer as text, once somebody wanted it: the body with the usual number of providers, and its tag.
-pub type Rendered = (Bytes, Bytes);
-
 /// An answer and its life.
 #[derive(Debug)]
 pub struct Entry {
@@ -128,8 +126,9 @@ pub struct Entry {
     pub is_pinned: AtomicBool,
     /// Until when asking again is pointless, in milliseconds after its birth: it has just failed.
     pub failed_until_ms: AtomicU64,
-    /// Made when it is first wanted.
-    pub rendered: OnceLock<Rendered>,
+    /// What a face of the index made of the answer when it was first wanted, for the next who wants it. Only the face knows what
+    /// that is; what it takes is counted with the entry from the beginning.
+    pub rendered: OnceLock<Box<dyn Any + Send + Sync>>,
     bytes: u32,
 }
 
@@ -170,7 +169,7 @@ impl Entry {
     pub fn freshness(&self, now: Instant, staleness: &Staleness) -> Freshness {
         let age = self.age(now);
         if age < self.ttl {
-            return Freshness::Fresh { is_nearly_over: age >= self.ttl.mul_f64(1.0 - AHEAD) };
+            return Freshness::Fresh { is_nearly_over: self.is_nearly_over(age) };
         }
         // That there is nothing is never said of a time gone by.
         if self.found.is_none() {
@@ -184,6 +183,16 @@ impl Entry {
         } else {
             Freshness::Over
         }
+    }
+
+    /// Whether it is fresh, and not nearly over: for that nobody needs to know any rules.
+    #[must_use]
+    pub fn is_young(&self, age: Duration) -> bool {
+        age < self.ttl && !self.is_nearly_over(age)
+    }
+
+    fn is_nearly_over(&self, age: Duration) -> bool {
+        age >= self.ttl - self.ttl / AHEAD
     }
 
     /// Whether asking again failed so lately that it is not worth another try.

@@ -6,7 +6,7 @@
 use std::{fmt, str::FromStr, sync::Arc};
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD, HEXLOWER_PERMISSIVE};
-use ron_core::{ContentId, IdError};
+use ron_core::{ContentId, IdError, NodeId};
 
 /// The longest name, as in the registry.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -19,6 +19,9 @@ const DIGEST_BYTES_MAX: usize = 128;
 
 /// The code of BLAKE3 in the table of multicodecs.
 const BLAKE3: u64 = 0x1e;
+
+/// The hash that is what it is of.
+const IDENTITY: u64 = 0;
 
 /// The code of SHA-256, which is the only hash of a CID of version 0.
 const SHA2_256: u64 = 0x12;
@@ -295,9 +298,34 @@ pub fn peer_id(text: &str) -> Result<Multihash, KeyError> {
     if cid.codec == LIBP2P_KEY { Ok(cid.hash) } else { Err(KeyError::Cid { why: "not the key of a peer" }) }
 }
 
-/// The id of a node of ours as libp2p writes ids, a CID of a key: the hash in it is BLAKE3 of the public key.
+/// What libp2p writes before an ed25519 public key: the message `PublicKey` of its protobuf.
+const LIBP2P_ED25519: [u8; 4] = [0x08, 0x01, 0x12, 0x20];
+
+/// The node of ours that a peer is, and its public key if the id of the peer is the key itself. Nothing for peers whose ids are
+/// other hashes or other kinds of keys: nobody here knows them.
 #[must_use]
-pub fn to_peer_id(id: &ron_core::NodeId) -> String {
+pub fn node_of_peer(peer: &Multihash) -> Option<(NodeId, Option<[u8; 32]>)> {
+    if let Some(id) = peer.content_id() {
+        return Some((NodeId::from_bytes(*id.as_bytes()), None));
+    }
+    let key = peer.digest.strip_prefix(&LIBP2P_ED25519).filter(|_| peer.code == IDENTITY)?;
+    let key = <[u8; 32]>::try_from(key).ok()?;
+    Some((NodeId::of_public_key(&key), Some(key)))
+}
+
+/// The id of a node of ours as libp2p writes ids. With its public key that is the id that libp2p itself would give the key,
+/// `12D3KooW` and so on, which every client reads. Without, it is a CID of a key with the BLAKE3 hash of the key in it: a
+/// valid id, but some clients know no other hashes than their own.
+#[must_use]
+pub fn to_peer_id(id: &NodeId, public_key: Option<&[u8; 32]>) -> String {
+    if let Some(key) = public_key {
+        let mut bytes = Vec::with_capacity(38);
+        put_varint(&mut bytes, IDENTITY);
+        put_varint(&mut bytes, 36);
+        bytes.extend_from_slice(&LIBP2P_ED25519);
+        bytes.extend_from_slice(key);
+        return to_radix(&bytes, BASE58);
+    }
     let mut bytes = vec![1];
     put_varint(&mut bytes, LIBP2P_KEY);
     put_varint(&mut bytes, BLAKE3);
@@ -345,6 +373,26 @@ fn from_radix(text: &str, digits: &[u8]) -> Option<Vec<u8>> {
     number.extend(std::iter::repeat_n(0, zeros));
     number.reverse();
     Some(number)
+}
+
+/// The other way round.
+fn to_radix(bytes: &[u8], digits: &[u8]) -> String {
+    let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+    let mut number: Vec<u8> = Vec::new(); // least significant first
+    for byte in bytes {
+        let mut carry = u32::from(*byte);
+        for place in &mut number {
+            carry += u32::from(*place) << 8;
+            *place = (carry % digits.len() as u32) as u8;
+            carry /= digits.len() as u32;
+        }
+        while carry > 0 {
+            number.push((carry % digits.len() as u32) as u8);
+            carry /= digits.len() as u32;
+        }
+    }
+    number.extend(std::iter::repeat_n(0, zeros));
+    number.iter().rev().map(|place| char::from(digits[usize::from(*place)])).collect()
 }
 
 fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
@@ -415,12 +463,19 @@ mod tests {
 
     #[test]
     fn peers_are_read_as_libp2p_writes_them() {
-        let node = ron_core::NodeId::from_bytes([7; 32]);
-        let text = to_peer_id(&node);
+        let node = NodeId::from_bytes([7; 32]);
+        let text = to_peer_id(&node, None);
         let hash = peer_id(&text).unwrap();
         assert_eq!((hash.code(), hash.digest()), (0x1e, &[7; 32][..]));
-        let ed25519 = peer_id("12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE").unwrap();
+        assert_eq!(node_of_peer(&hash), Some((node, None)));
+        let text = "12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE";
+        let ed25519 = peer_id(text).unwrap();
         assert_eq!((ed25519.code(), ed25519.digest().len()), (0, 36));
+        let (node, key) = node_of_peer(&ed25519).unwrap();
+        assert_eq!(node, NodeId::of_public_key(&key.unwrap()));
+        assert_eq!(to_peer_id(&node, key.as_ref()), text, "as libp2p writes it");
+        let of_rsa = peer_id("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N").unwrap();
+        assert_eq!(node_of_peer(&of_rsa), None);
         let as_cid = peer_id("k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8").unwrap();
         assert_eq!((as_cid.code(), as_cid.digest().len()), (0, 36));
         assert!(peer_id(&ContentId::of(b"x").to_cid()).is_err(), "raw bytes are no peer");
@@ -428,6 +483,11 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn bytes_survive_base58(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert_eq!(from_radix(&to_radix(&bytes, BASE58), BASE58).unwrap(), bytes);
+        }
+
         #[test]
         fn any_text_is_read_or_refused(text in "\\PC{0,80}") {
             if let Ok(key) = text.parse::<Key>() {

@@ -68,8 +68,16 @@ pub struct Gathered {
     pub manifest: Option<Manifest>,
     /// Who has it, and who said so.
     pub providers: Vec<(Provider, &'static str)>,
-    /// Whether nothing was cut short.
+    /// Whether nothing was cut short; where nobody was found, whether one who can say so said so.
     pub is_complete: bool,
+}
+
+impl Gathered {
+    /// Whether all that was found is what the name stands for.
+    #[must_use]
+    pub fn is_name_only(&self) -> bool {
+        self.providers.is_empty() && self.manifest.is_none()
+    }
 }
 
 /// How it ended.
@@ -410,6 +418,9 @@ impl Resolve {
                 let is_final = matches!(of_providers, End::Spent { is_final: true, .. });
                 let verdict = if !self.providers.is_empty() || self.manifest.is_some() {
                     Verdict::Found(self.gathered(content, is_complete))
+                } else if (failed, refused) == (0, 0) && self.name.is_some() {
+                    // What the name stands for is proven, whether somebody has that or not.
+                    Verdict::Found(self.gathered(content, is_complete && is_final))
                 } else if (failed, refused) == (0, 0) {
                     Verdict::Nothing { is_final }
                 } else if failed == 0 {

@@ -57,6 +57,7 @@ impl Providers for DhtProviders {
                 ask.found(Provider {
                     issued: Some(provider.seq),
                     ..Provider::new(provider.id, provider.addrs)
+                        .with_public_key(*provider.public_key.as_bytes())
                 });
             }
             // Only one who has asked everybody near the key, and got answers, knows that nobody has it.
@@ -181,7 +182,7 @@ impl Names for DhtNames {
 
 fn failure(error: &DhtError) -> SourceError {
     match error {
-        DhtError::NotReady { .. } => SourceError::NoRoute,
+        DhtError::NotReady { gate } => SourceError::NotReady { gate },
         DhtError::Timeout { .. } => SourceError::Timeout,
         error if error.is_retryable() => SourceError::Transient(error.to_string()),
         error => SourceError::Failed(error.to_string()),

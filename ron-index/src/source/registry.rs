@@ -26,8 +26,10 @@ impl RegistryNames {
         let Ok(name) = name.as_str().parse::<ron_registry::Name>() else { return Ok(None) };
         let answer = match self.registry.name(&name) {
             Ok(answer) => answer,
-            // Nothing can be proven before the beginning.
-            Err(RegistryError::NotFound { .. }) => return Err(SourceError::NoRoute),
+            // Nothing can be proven before the beginning, not even that a name stands for nothing.
+            Err(RegistryError::NotFound { .. }) => {
+                return Err(SourceError::NotReady { gate: "registry.log" });
+            }
             Err(error) if error.is_retryable() => return Err(SourceError::Transient(error.to_string())),
             Err(error) => return Err(SourceError::Failed(error.to_string())),
         };

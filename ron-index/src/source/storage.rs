@@ -45,18 +45,42 @@ impl Manifests for StoreManifests {
 }
 
 /// This node, for what is in its store.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct StoreProviders {
     store: Store,
     this: Provider,
+    addrs: Option<Addrs>,
 }
+
+type Addrs = std::sync::Arc<dyn Fn() -> Vec<SocketAddr> + Send + Sync>;
 
 impl StoreProviders {
     /// What is in `store` is provided by the node `id` at `addrs`.
     #[must_use]
     pub fn new(store: &Store, id: NodeId, addrs: impl IntoIterator<Item = SocketAddr>) -> Self {
         let this = Provider { protocols: vec![PROTOCOL.into()], ..Provider::new(id, addrs) };
-        StoreProviders { store: store.clone(), this }
+        StoreProviders { store: store.clone(), this, addrs: None }
+    }
+
+    /// Asks each time where the node is, for a host whose endpoint may move.
+    #[must_use]
+    pub fn addrs(mut self, addrs: impl Fn() -> Vec<SocketAddr> + Send + Sync + 'static) -> Self {
+        self.addrs = Some(std::sync::Arc::new(addrs));
+        self
+    }
+
+    fn this(&self) -> Provider {
+        match &self.addrs {
+            None => self.this.clone(),
+            Some(addrs) => Provider { addrs: addrs(), ..self.this.clone() },
+        }
+    }
+
+    /// Its public key, so that clients of IPFS can name it. One whose hash `id` is not is let go.
+    #[must_use]
+    pub fn public_key(mut self, key: [u8; 32]) -> Self {
+        self.this = self.this.with_public_key(key);
+        self
     }
 
     /// Where it is, as its operator calls that.
@@ -64,6 +88,12 @@ impl StoreProviders {
     pub fn region(mut self, region: impl Into<std::sync::Arc<str>>) -> Self {
         self.this.region = Some(region.into());
         self
+    }
+}
+
+impl std::fmt::Debug for StoreProviders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreProviders").field("this", &self.this).finish_non_exhaustive()
     }
 }
 
@@ -76,7 +106,7 @@ impl Providers for StoreProviders {
         Box::pin(async move {
             if let Key::Content(id) = &ask.content {
                 if self.store.has(*id, ask.deadline).await.map_err(|error| failure(&error))? {
-                    ask.found(self.this.clone());
+                    ask.found(self.this());
                 }
             }
             // It speaks for itself only.
@@ -85,7 +115,7 @@ impl Providers for StoreProviders {
     }
 
     fn locate(&self, node: NodeId, _: Deadline) -> BoxFuture<'_, Result<Option<Provider>, SourceError>> {
-        let this = (node == self.this.id).then(|| self.this.clone());
+        let this = (node == self.this.id).then(|| self.this());
         Box::pin(async { Ok(this) })
     }
 }

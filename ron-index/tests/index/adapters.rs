@@ -92,6 +92,41 @@ async fn a_registry_and_a_store_make_one_verified_answer() {
     host.shutdown().await;
 }
 
+/// Before the beginning of a log nobody knows what a name stands for, nor that it stands for nothing. The first entry changes
+/// that at once: nothing of before is remembered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_has_not_begun_knows_no_names_yet() {
+    let host = Supervisor::new("host");
+    let registry = Registry::builder("example.com/log", [7; 32]);
+    let registry = registry.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    let index = Index::builder().registry(&registry, LogTrust::new(registry.log_key())).start(&host).unwrap();
+    for _ in 0..50 {
+        let error = index.resolve(&name("tools/it"), soon()).await.unwrap_err();
+        assert_eq!(error, IndexError::NotReady { gate: "registry.log" });
+    }
+    let person = Identity::from_seed(&[9; 32]);
+    let signer = Signer { name: "ann".into(), key: person.public_key(), expires: None };
+    registry.found(Policy::of(1, vec![signer]).unwrap(), soon()).await.unwrap();
+    assert_eq!(index.resolve(&name("tools/it"), soon()).await.unwrap_err(), IndexError::NotFound);
+    host.shutdown().await;
+}
+
+/// A node that knows no other says so, instead of that nobody has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_alone_cannot_know_yet() {
+    let host = Supervisor::new("host");
+    let alone = node(&host, 1, None).await;
+    let index = Index::builder().names(DhtNames::new(&alone)).providers(DhtProviders::new(&alone));
+    let index = index.start(&host).unwrap();
+    let waits = IndexError::NotReady { gate: "dht.seeds" };
+    let absent = Key::Content(ContentId::of(b"absent"));
+    assert_eq!(index.resolve(&absent, soon()).await.unwrap_err(), waits);
+    let owned: Key = DhtNames::name_of(&alone.public_key(), "latest").parse().unwrap();
+    assert_eq!(index.resolve(&owned, soon()).await.unwrap_err(), waits);
+    assert_eq!(index.locate(NodeId::from_bytes([3; 32]), soon()).await.unwrap_err(), waits);
+    host.shutdown().await;
+}
+
 async fn node(host: &Supervisor, seed: u8, seeds: Option<ron_dht::Contact>) -> Dht {
     let endpoint = Endpoint::builder(Identity::from_seed(&[seed; 32])).listen(([127, 0, 0, 1], 0).into());
     let endpoint = endpoint.start(host).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use ron_core::{BreakerState, Event};
+use ron_core::{BreakerState, Event, NodeId, now};
 use ron_index::{IndexError, source::SourceError};
 
 use super::world::{Does, Scripted, World, content, ms, settle, soon};
@@ -53,11 +53,8 @@ async fn a_breaker_goes_by_the_book() {
             seen.push(state);
         }
     }
-    assert_eq!(
-        (seen.first(), seen.last()),
-        (Some(&BreakerState::Open), Some(&BreakerState::Closed)),
-        "{seen:?}"
-    );
+    use BreakerState::{Closed, HalfOpen, Open};
+    assert_eq!(seen, [Open, HalfOpen, Open, HalfOpen, Closed]);
     world.host.shutdown().await;
 }
 
@@ -113,6 +110,39 @@ async fn silence_is_a_failure_too() {
 
 /// One that tells whom it has found before it is done, as a search of a DHT does, and is called off because that is enough, has
 /// answered: slow or not, it is not left alone for it, and the delay follows it.
+/// A source that cannot know yet has not failed: it is asked once for each lookup, never left alone, and heard as soon as it can.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_not_ready_has_not_failed() {
+    let gate = "dht.seeds";
+    let source = Scripted::new("source", ms(1), Does::Fails(SourceError::NotReady { gate }));
+    let world = World::of(&[&source]);
+    for number in 0..100 {
+        let began = now();
+        let error = world.index.resolve(&content(number), soon()).await.unwrap_err();
+        assert_eq!((error, began.elapsed()), (IndexError::NotReady { gate }, ms(1)));
+    }
+    assert_eq!((source.asked(), world.index.status().sources[0].1), (100, BreakerState::Closed));
+    assert_eq!(world.series("source_errors_total{source=\"source\"}"), 100.0, "it is counted all the same");
+    assert_eq!(
+        world.index.locate(NodeId::from_bytes([9; 32]), soon()).await,
+        Err(IndexError::NotReady { gate })
+    );
+    source.now_does(ms(1), Does::Finds(vec![1]));
+    world.index.resolve(&content(0), soon()).await.unwrap();
+    world.host.shutdown().await;
+
+    // Where another one did fail, waiting for the first is not all there is to do.
+    let source = Scripted::new("source", ms(1), Does::Fails(SourceError::NotReady { gate }));
+    let failing = Scripted::new("failing", ms(1), Does::Fails(SourceError::Failed("down".into())));
+    let world = World::of(&[&source, &failing]);
+    assert_eq!(world.index.resolve(&content(1), soon()).await.unwrap_err(), IndexError::Unavailable);
+    // And nobody's word that nobody has it is a no while one could not be heard.
+    failing.now_does(ms(1), Does::FindsNobody { is_final: true });
+    assert_eq!(world.index.resolve(&content(1), soon()).await.unwrap_err(), IndexError::NotReady { gate });
+    assert_eq!(world.index.status().entries, 0);
+    world.host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_that_won_before_it_was_done_has_not_failed() {
     let source = Scripted::new("source", ms(250), Does::FindsAndGoesOn(vec![1]));

@@ -265,6 +265,46 @@ async fn a_name_tells_about_its_content_too() {
     world.host.shutdown().await;
 }
 
+/// What a name stands for is known though nobody has it: that is an answer, for a short time, and says nothing about the content.
+#[tokio::test(start_paused = true)]
+async fn a_name_of_what_nobody_has_is_an_answer() {
+    let nobody = Scripted::new("nobody", ms(1), Does::FindsNobody { is_final: true });
+    let book = Book::default();
+    book.bind("a", &content(1), 7);
+    let builder = Index::builder().names(book.clone()).providers(nobody.clone());
+    let world = World::start(builder, Settings::default());
+    let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+    let found = answer.resolution();
+    assert_eq!((&found.content, found.name.as_ref().unwrap().version), (&content(1), 7));
+    assert!(answer.providers(9).is_empty() && found.manifest.is_none() && found.is_complete);
+    assert_eq!(answer.ttl(), Duration::from_secs(15), "somebody may have it soon");
+    assert!(world.index.resolve(&name("a"), soon()).await.unwrap().is_cached);
+    assert_eq!(world.index.resolve(&content(1), soon()).await.unwrap_err(), IndexError::NotFound);
+    assert_eq!(world.index.resolve(&name("b"), soon()).await.unwrap_err(), IndexError::NotFound);
+
+    // Nobody who can say so said so: it is told and not kept.
+    nobody.now_does(ms(1), Does::FindsNobody { is_final: false });
+    world.index.clear(soon()).await.unwrap();
+    let before = nobody.asked();
+    for _ in 0..2 {
+        let answer = world.index.resolve(&name("a"), soon()).await.unwrap();
+        assert!(answer.providers(9).is_empty() && !answer.resolution().is_complete && !answer.is_cached);
+    }
+    assert_eq!(nobody.asked() - before, 2);
+
+    // Sources that fail are no word about anything: the caller is told that, or what was known before.
+    for (does, error) in [
+        (Does::Fails(SourceError::Failed("away".into())), IndexError::Unavailable),
+        (Does::Hangs, IndexError::Timeout { op: "resolve" }),
+    ] {
+        nobody.now_does(ms(1), does);
+        assert_eq!(world.index.resolve(&name("a"), soon()).await.unwrap_err(), error);
+    }
+    nobody.now_does(ms(1), Does::Finds(vec![1]));
+    assert_eq!(world.index.resolve(&name("a"), soon()).await.unwrap().providers(9).len(), 1);
+    world.host.shutdown().await;
+}
+
 /// What is not complete is good for a short time only.
 #[tokio::test(start_paused = true)]
 async fn what_was_cut_short_is_not_kept_for_long() {

@@ -103,6 +103,41 @@ async fn waiting_for_a_worker_is_part_of_the_budget() {
     world.host.shutdown().await;
 }
 
+/// Who comes when the lookup of others is nearly over has its own budget: the end of theirs is not its own.
+#[tokio::test(start_paused = true)]
+async fn whoever_comes_late_is_not_late() {
+    let source = Scripted::new("source", ms(0), Does::Hangs);
+    let world = World::of(&[&source]);
+    let index = world.index.clone();
+    world.host.spawn(CALLER, move |_| async move {
+        assert!(matches!(index.resolve(&content(1), soon()).await, Err(IndexError::Timeout { .. })));
+    });
+    tokio::time::sleep(ms(1190)).await;
+    // By now it would answer, but the question that is out was asked before.
+    source.now_does(ms(100), Does::Finds(vec![1]));
+    let began = now();
+    let key = content(1);
+    let calls = (0..50).map(|_| world.index.resolve(&key, soon()));
+    let answers = futures_of(calls.collect()).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert!(began.elapsed() <= ms(150), "{:?}", began.elapsed());
+    assert_eq!(source.asked(), 2, "theirs is one lookup too");
+    // If that is late as well, they have waited for as long as they may, and no longer.
+    source.now_does(ms(0), Does::Hangs);
+    let index = world.index.clone();
+    world.host.spawn(CALLER, move |_| async move {
+        let _ = index.resolve(&content(2), soon()).await;
+    });
+    tokio::time::sleep(ms(600)).await;
+    let began = now();
+    let late = world.index.resolve(&content(2), soon()).await.unwrap_err();
+    assert_eq!((late, began.elapsed()), (IndexError::Timeout { op: "resolve" }, ms(1200)));
+    let began = now();
+    let late = world.index.resolve(&content(2), Deadline::after(ms(100))).await.unwrap_err();
+    assert_eq!((late, began.elapsed()), (IndexError::Timeout { op: "resolve" }, ms(100)));
+    world.host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stopped_handle_says_canceled() {
     let finds = Scripted::new("finds", ms(1), Does::Finds(vec![1]));
@@ -201,4 +236,81 @@ async fn a_panic_of_a_source_is_an_error_of_that_source() {
     let world = World::of(&[&panics, &finds]);
     assert!(world.index.resolve(&content(1), soon()).await.is_ok());
     assert_eq!(world.host.failure(), None);
+}
+
+/// Every counter that the model of concurrency names is there, under the names of this family, from the first moment or once it
+/// has happened.
+#[tokio::test(start_paused = true)]
+async fn everything_that_should_be_counted_is() {
+    let hangs = Scripted::new("hangs", ms(0), Does::Hangs);
+    let busy = Scripted::new("busy", ms(1), Does::Fails(SourceError::Transient("busy".into())));
+    let settings = Settings { workers: 1.try_into().unwrap(), lane: 1, ..Settings::default() };
+    let world = World::with(&[&hangs, &busy], settings);
+    let mut slow = world.index.events();
+    // One is looked up, one waits, and one is refused; the first two run out of time.
+    let calls = (0..3).map(|number| {
+        let index = world.index.clone();
+        async move { index.resolve(&content(number), soon()).await.unwrap_err() }
+    });
+    let refused = futures_of(calls.collect()).await;
+    assert!(refused.iter().any(|error| matches!(error, IndexError::Busy { .. })), "{refused:?}");
+    // Enough failures for the breakers, and then a refusal by them.
+    for number in 10..60 {
+        let _ = world.index.resolve(&content(number), soon()).await;
+    }
+    // More events than a subscriber may be behind.
+    for number in 0..1100 {
+        world.index.purge(&content(number), soon()).await.unwrap();
+    }
+    while slow.try_recv().is_some() {}
+    let counted = world.counters();
+    for name in [
+        "queue_depth{queue=\"work\"}",
+        "queue_capacity{queue=\"work\"} 1",
+        "busy_rejections_total{endpoint=\"work\"}",
+        "bus_lagged_total{topic=\"events\"}",
+        "tasks_spawned_total{kind=\"resolver\"} 1",
+        "tasks_spawned_total{kind=\"cache_janitor\"} 1",
+        "tasks_spawned_total{kind=\"breaker_janitor\"} 1",
+        "tasks_aborted_total{kind=\"resolver\"} 0",
+        "tasks_canceled_total{kind=\"resolver\"} 0",
+        "resolve_latency_seconds_count",
+        "dht_lookup_seconds_count",
+        "backoff_retries_total{op=\"busy\"}",
+        "breaker_state{target=\"busy\",state=\"open\"}",
+        "breaker_open_total{target=\"busy\"}",
+        "io_timeouts_total{op=\"resolve\"}",
+        "resolve_deadline_hit_total",
+        "cache_misses_total",
+        "purges_total{by=\"caller\"}",
+    ] {
+        assert!(counted.contains(&format!("ron_index_{name}")), "{name} is not in {counted}");
+    }
+    for at_least_one in [
+        "busy_rejections_total{endpoint=\"work\"}",
+        "bus_lagged_total{topic=\"events\"}",
+        "resolve_deadline_hit_total",
+        "breaker_open_total{target=\"busy\"}",
+    ] {
+        assert!(world.series(at_least_one) >= 1.0, "{at_least_one}: {counted}");
+    }
+    world.host.shutdown().await;
+}
+
+/// All of them at once.
+pub(crate) async fn futures_of<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (future, done) in futures.iter_mut().zip(&mut done) {
+            if done.is_none() {
+                if let std::task::Poll::Ready(output) = future.as_mut().poll(cx) {
+                    *done = Some(output);
+                }
+            }
+        }
+        if done.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
 }

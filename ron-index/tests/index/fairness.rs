@@ -120,6 +120,10 @@ async fn a_flood_from_many_addresses_leaves_those_who_came_before_as_they_were()
     assert!(stormy <= 2 * calm, "{stormy:?} where it was {calm:?}");
     assert!(held <= 64, "{held} of them hold a place: half of the workers");
     let after = world.index.client_memory();
+    println!(
+        "{addresses} addresses, {} refused: p99 {stormy:?} and {calm:?} before; {} bytes of clients, {after} after, {} at most; {held} places held",
+        flood.refused, bytes[0], bytes[1]
+    );
     assert!(bytes[0] <= after && after <= bytes[1] && bytes[1] < 4 << 20, "{bytes:?} {after}");
     let status = world.index.status();
     assert!(status.lookups <= 64 + 1, "{status:?}");

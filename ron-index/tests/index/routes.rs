@@ -21,7 +21,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::world::{Book, Catalogue, Does, Scripted, World, content, ms, soon};
+use super::{
+    contract::futures_of,
+    world::{Book, Catalogue, Does, Scripted, World, content, ms, soon},
+};
 
 /// No step of any test takes this long unless something hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -221,16 +224,19 @@ async fn what_is_refused_says_why() {
         served.get(path, "").await.is_problem(400, "bad_key");
     }
     served.get(&format!("/resolve/{}", "n".repeat(600)), "").await.is_problem(400, "bad_key");
-    for query in
-        ["limit=0", "limit=33", "limit=x", "limit=1&limit=2", "explain=maybe", "other=1", "limit=%zz"]
-    {
+    for query in [
+        "limit=0",
+        "limit=33",
+        "limit=x",
+        "limit=1&limit=2",
+        "explain=maybe",
+        "explain=",
+        "limit=+5",
+        "other=1",
+        "limit=%zz",
+    ] {
         served.get(&format!("/resolve/a?{query}"), "").await.is_problem(400, "bad_query");
     }
-    served.get(&format!("/resolve/{}", content(1)), "").await.is_problem(404, "not_found");
-    served
-        .get(&format!("/providers/{}", content(1)), "accept: application/x-ndjson\r\n")
-        .await
-        .is_problem(404, "not_found");
     source.now_does(ms(0), Does::Hangs);
     served.get(&format!("/resolve/{}", content(2)), "").await.is_problem(504, "timeout");
     source.now_does(ms(1), Does::Fails(SourceError::Failed("down".into())));
@@ -252,6 +258,111 @@ async fn what_is_refused_says_why() {
     assert_eq!(served.send("GET", "/healthz", "", b"").await.status, 200);
     assert_eq!(served.send("GET", "/version", "", b"").await.status, 200);
     assert_eq!(served.send("GET", "/readyz", "", b"").await.status, 503, "nobody is left to ask");
+    served.world.host.shutdown().await;
+}
+
+/// 404 is one of three things, and its code says which: a route that is not there, a name that no source knows, content that
+/// nobody is known to have. Delegated Routing has its own way.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_says_which_part() {
+    let nobody = Scripted::new("source", ms(1), Does::FindsNobody { is_final: true });
+    let builder = Index::builder().names(Book::default()).providers(nobody);
+    let served = Served::start(World::start(builder, Settings::default())).await;
+    let missing = |reply: Reply, code: &str, what: &str| {
+        reply.is_problem(404, code);
+        let body = reply.json();
+        assert_eq!((&body["title"], &body["retryable"]), (&json!(what), &json!(false)), "{body}");
+        assert_eq!(body["type"], format!("urn:ron:problem:{code}"));
+        assert!(!body["corr_id"].as_str().unwrap().is_empty());
+        // A cache in between must not make more of it than the index does.
+        assert_eq!((reply.header("cache-control"), reply.header("age")), ("no-store", ""));
+    };
+    for path in [
+        "",
+        "/",
+        "/nowhere",
+        "/resolve",
+        "/resolve/",
+        "/providers",
+        "/providers/",
+        "/providers/a/b",
+        "/reindex/",
+        "/pins/",
+        "/routing/v1",
+        "/routing/v1/providers/",
+        "/routing/v2/providers/x",
+        "/routing/v1/peers/a/b",
+        "/status/x",
+    ] {
+        missing(served.get(path, "").await, "not_found", "there is nothing here");
+        missing(served.allowed("POST", path, "", b"").await, "not_found", "there is nothing here");
+    }
+    let v0 = "QmdfTbBqBPQ7VNxZEYEj14VmRuZBkqFbiwReogJgS1zR1n";
+    let ron_index::Key::Content(id) = content(1) else { panic!() };
+    // Twice: when it was looked up, and when it is known.
+    for key in [&*id.to_string(), &*id.to_cid(), v0, &*id.to_string(), v0] {
+        let (code, what) = ("no_providers", "nobody is known who has it");
+        for accept in ["", "accept: application/x-ndjson\r\n"] {
+            missing(served.get(&format!("/resolve/{key}"), accept).await, code, what);
+            missing(served.get(&format!("/providers/{key}"), accept).await, code, what);
+        }
+        missing(served.allowed("POST", &format!("/reindex/{key}"), "", b"").await, code, what);
+        missing(served.allowed("PUT", &format!("/pins/{key}"), "", b"").await, code, what);
+        let routed = served.get(&format!("/routing/v1/providers/{key}"), "").await;
+        assert_eq!((routed.status, routed.json()), (200, json!({"Providers": []})));
+    }
+    for _ in 0..2 {
+        let (code, what) = ("no_such_name", "no source of names knows this name");
+        missing(served.get("/resolve/tools/none?limit=3", "").await, code, what);
+        missing(served.allowed("POST", "/reindex/tools/none", "", b"").await, code, what);
+        missing(served.allowed("PUT", "/pins/tools/none", "", b"").await, code, what);
+    }
+    // To take back what was never there is no mistake.
+    assert_eq!(served.allowed("DELETE", "/pins/tools/none", "", b"").await.json()["changed"], false);
+    served.get("/routing/v1/ipns/k51x", "").await.is_problem(501, "not_implemented");
+    served.world.host.shutdown().await;
+}
+
+/// Who cannot know yet says what it waits for and what to do about it, and is not taken for one that fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_known_yet_is_not_ready() {
+    let (book, source) = (Book::default(), finds());
+    let builder = Index::builder().names(book.clone()).providers(source.clone());
+    let served = Served::start(World::start(builder, Settings::default())).await;
+    *book.fails.lock().unwrap() = Some(SourceError::NotReady { gate: "registry.log" });
+    source.now_does(ms(1), Does::Fails(SourceError::NotReady { gate: "dht.seeds" }));
+    for (path, part) in [
+        ("/resolve/tools/it".to_owned(), "log"),
+        (format!("/resolve/{}", content(1)), "seed"),
+        (format!("/providers/{}", content(1)), "seed"),
+        (format!("/routing/v1/providers/{}", content(1)), "seed"),
+    ] {
+        let reply = served.get(&path, "").await;
+        reply.is_problem(503, "not_ready");
+        let body = reply.json();
+        assert!(body["hint"].as_str().unwrap().contains(part), "{body}");
+        assert_eq!((&body["retryable"], reply.header("retry-after")), (&json!(true), "1"), "{path}");
+    }
+    assert_eq!(served.send("GET", "/readyz", "", b"").await.status, 200, "nobody is left alone for it");
+    served.world.host.shutdown().await;
+}
+
+/// A page that is refused can read that, and when to come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_can_read_what_it_is_refused_with() {
+    let source = Scripted::new("source", ms(0), Does::Hangs);
+    let served = Served::start(World::of(&[&source])).await;
+    let peer = "/routing/v1/peers/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE";
+    // More than may be looked for at once: some wait for their whole budget, and the others are refused.
+    let replies = futures_of((0..80).map(|_| served.get(peer, "")).collect()).await;
+    let refused = replies.iter().filter(|reply| reply.status == 429).count();
+    assert!(refused >= 10, "{:?}", replies.iter().map(|reply| reply.status).collect::<Vec<_>>());
+    for reply in replies.iter().filter(|reply| reply.status != 429) {
+        reply.is_problem(504, "timeout");
+    }
+    for reply in &replies {
+        assert_eq!((reply.header("access-control-allow-origin"), reply.header("vary")), ("*", "Accept"));
+    }
     served.world.host.shutdown().await;
 }
 

@@ -138,6 +138,44 @@ async fn filters_leave_out_what_is_not_wanted() {
     served.world.host.shutdown().await;
 }
 
+/// Clients of libp2p know a peer by its key. Where the key is known the id is theirs; a key that is not the node's own is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_are_those_of_libp2p_where_the_key_is_known() {
+    let cid: ron_index::Key = V1.parse().unwrap();
+    let key = [7; 32];
+    let id = ron_core::NodeId::of_public_key(&key);
+    let at = |id| ron_index::source::Provider::new(id, ["192.0.2.7:4710".parse().unwrap()]);
+    let stranger = at(ron_core::NodeId::from_bytes([9; 32])).with_public_key(key);
+    assert_eq!(stranger.public_key, None);
+    let fixed = FixedProviders::new().of(cid.clone(), at(id).with_public_key(key)).of(cid, stranger);
+    let settings = Settings { enough: 2.try_into().unwrap(), ..Settings::default() };
+    let served = Served::start(World::start(Index::builder().providers(fixed), settings)).await;
+    let found = providers(&served.get(&format!("/routing/v1/providers/{V1}"), "").await);
+    let ids: Vec<&str> = found.iter().map(|peer| peer["ID"].as_str().unwrap()).collect();
+    let of_key = ids.iter().find(|id| id.starts_with("12D3KooW")).unwrap();
+    assert!(ids.iter().any(|id| id.starts_with("bafzb4i")), "{ids:?}");
+    // By the key, by the same as a CID in the base that IPNS uses, and by the hash of the key: one peer.
+    for asked in [(*of_key).to_owned(), as_cid(&key), node_cid(&id)] {
+        let peers = served.get(&format!("/routing/v1/peers/{asked}"), "").await.json();
+        assert_eq!(peers["Peers"][0]["ID"], **of_key, "{asked}: {peers}");
+    }
+    served.world.host.shutdown().await;
+}
+
+/// A CID of a key with these bytes as its hash, in hex.
+fn key_cid(multihash: &[u8]) -> String {
+    let bytes = [&[0x01, 0x72], multihash].concat();
+    format!("f{}", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+fn as_cid(key: &[u8; 32]) -> String {
+    key_cid(&[&[0x00, 0x24, 0x08, 0x01, 0x12, 0x20], &key[..]].concat())
+}
+
+fn node_cid(id: &ron_core::NodeId) -> String {
+    key_cid(&[&[0x1e, 0x20], &id.as_bytes()[..]].concat())
+}
+
 /// "5. Peer Routing API", and what browsers ask first ("10. CORS").
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_are_found_by_their_ids() {
