@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use axum::{Router, http::StatusCode};
 use ron_core::{
     Metrics, Supervisor, TaskSpec,
-    http::{self, Hosts, HttpError, HttpMetrics, Problem, Server},
+    http::{self, Hosts, HttpError, HttpMetrics, Problem, Server, Settings},
 };
 
 use crate::config::AdminSection;
@@ -26,6 +26,7 @@ pub(crate) struct Admin {
     metrics: Metrics,
     of_http: HttpMetrics,
     hosts: Hosts,
+    settings: Settings,
 }
 
 impl Admin {
@@ -42,8 +43,12 @@ impl Admin {
         let ops = ops.layer(http::only(hosts.clone()));
         let routes = Router::new().fallback(starting);
         let group = host.child("admin", DRAIN, metrics.clone());
-        let server = serve(&group, &ops, &routes, &metrics, &of_http, section.listen).await?;
-        Ok(Admin { group, server, ops, routes, metrics, of_http, hosts })
+        let mut settings = Settings::default();
+        settings.connections_max = section.max_conns;
+        settings.connections_per_client = settings.connections_per_client.min(section.max_conns);
+        let server =
+            serve(&group, &ops, &routes, &metrics, &of_http, settings.clone(), section.listen).await?;
+        Ok(Admin { group, server, ops, routes, metrics, of_http, hosts, settings })
     }
 
     /// Serves these beside the health routes.
@@ -54,7 +59,8 @@ impl Admin {
 
     /// The same on another address, beside the one there is.
     pub(crate) async fn open(&self, listen: SocketAddr) -> Result<Server, HttpError> {
-        serve(&self.group, &self.ops, &self.routes, &self.metrics, &self.of_http, listen).await
+        let settings = self.settings.clone();
+        serve(&self.group, &self.ops, &self.routes, &self.metrics, &self.of_http, settings, listen).await
     }
 
     /// From now on `server` is the listener, and the old one finishes what it began.
@@ -77,9 +83,10 @@ async fn serve(
     routes: &Router,
     metrics: &Metrics,
     of_http: &HttpMetrics,
+    settings: Settings,
     listen: SocketAddr,
 ) -> Result<Server, HttpError> {
-    let server = Server::builder(routes.clone()).ops(ops.clone()).listen(listen);
+    let server = Server::builder(routes.clone()).ops(ops.clone()).settings(settings).listen(listen);
     server.metrics(metrics.clone()).http_metrics(of_http.clone()).start(group).await
 }
 

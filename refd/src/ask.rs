@@ -197,8 +197,21 @@ async fn drive<T>(
     }
 }
 
+/// What `/readyz?verbose` answers: which gates are closed, and why.
+fn not_ready(status: StatusCode, gates: &[Value]) -> AskError {
+    let closed = gates.iter().filter(|gate| gate["open"] == false).map(|gate| {
+        let word = |key: &str| gate[key].as_str().unwrap_or_default().to_owned();
+        format!("{}: {}", word("name"), word("reason"))
+    });
+    let words = closed.collect::<Vec<_>>().join("; ");
+    AskError::Refused { status: status.as_u16(), code: "not_ready".to_owned(), words }
+}
+
 fn refused(status: StatusCode, body: &[u8]) -> AskError {
     let said: Value = serde_json::from_slice(body).unwrap_or_default();
+    if let Some(gates) = said["gates"].as_array() {
+        return not_ready(status, gates);
+    }
     let word = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
     let words = [word("title"), word("detail"), word("hint")].into_iter().filter(|word| !word.is_empty());
     let words = words.collect::<Vec<_>>().join("; ");

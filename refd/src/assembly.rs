@@ -1,6 +1,8 @@
 //! Starts the subsystems in the order in which they need each other, and stops them in reverse.
 
-use std::{error::Error, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    error::Error, net::SocketAddr, os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, time::Duration,
+};
 
 use axum::Router;
 use prometheus_client::registry::Registry as Prometheus;
@@ -9,7 +11,7 @@ use ron_core::{
     auth::{Authorizer, TokenFile},
     disk::RealDisk,
     http::{HttpMetrics, VersionInfo, ops_router},
-    net::{Endpoint, Identity, NetError},
+    net::{Endpoint, EndpointSettings, Identity, NetError, rpc::PeersSettings},
 };
 use ron_dht::{Dht, DhtError};
 use ron_index::{
@@ -18,17 +20,24 @@ use ron_index::{
 };
 use ron_overlay::Overlay;
 use ron_registry::{LogTrust, Registry, ReloadSource, net::Links};
-use ron_storage::{StorageError, Store, fetch::Fetcher, peers};
+use ron_storage::{
+    StorageError, Store,
+    fetch::{Fetcher, Finder},
+    http::Kept,
+    peers,
+    repair::KeepingEvent,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     admin::Admin,
+    company::{Company, Everywhere},
     config::{Config, ConfigError},
     dashboard::{self, Watched},
     doctor, gossip,
     life::{self, Stops},
     log, openapi, providers,
-    reload::{self, Desk, Order, Parts, SetFilter},
+    reload::{self, Desk, Doors, Order, Parts, SetFilter},
     systemd::Notify,
     topics::{self, ByDht},
 };
@@ -59,12 +68,18 @@ pub(crate) struct Running {
     pub(crate) overlay: Overlay,
     /// Keeps objects.
     pub(crate) store: Store,
+    /// With others, if there are any.
+    pub(crate) company: Option<Company>,
     /// Keeps a log, its own or another's.
     pub(crate) registry: Registry,
     /// Says where things are.
     pub(crate) index: Index,
+    /// Objects of others.
+    pub(crate) blobs: peers::Links,
+    /// What sends traces, if they are wanted.
+    #[cfg(feature = "otel")]
+    pub(crate) traces: Option<crate::otel::Traces>,
     _links: Links,
-    _blobs: peers::Links,
 }
 
 /// Starts a node. The admin listener is first, so that whoever watches sees the rest come up.
@@ -74,10 +89,13 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let identity = match &data {
         None => Identity::generate()?,
         Some(data) => {
-            std::fs::create_dir_all(data).map_err(|error| format!("{}: {error}", data.display()))?;
+            // Only its owner looks in, as `refd init` makes it.
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data);
+            made.map_err(|error| format!("{}: {error}", data.display()))?;
             Identity::load_or_create(data.join("node.key"))?
         }
     };
+    let owner = identity.clone();
     let tokens = TokenFile::open(config.token_file()?)?;
 
     let mut scraped = Prometheus::default();
@@ -99,14 +117,16 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let mut admin =
         admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
 
-    let store = Store::builder().settings(config.storage.settings()).metrics(of_storage);
+    let store = Store::builder().settings(config.storage.settings()).metrics(of_storage.clone());
     let store = match data.as_deref().filter(|_| !config.storage.memory) {
         None => store.memory(),
         Some(data) => store.data(Arc::new(RealDisk::open(data)?), "store"),
     };
     let store = store.start(&host).await.map_err(|error| with_path(data.as_deref(), error))?;
 
-    let mut endpoint = Endpoint::builder(identity);
+    let handshakes_max = config.net.handshakes_max;
+    let mut endpoint = Endpoint::builder(identity)
+        .settings(EndpointSettings { handshakes_max, ..EndpointSettings::default() });
     for addr in &config.net.listen {
         endpoint = endpoint.listen(*addr);
     }
@@ -133,7 +153,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
     topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;
 
-    let links = Links::start(&endpoint, &host)?;
+    let links = Links::start_with(&endpoint, config.links(PeersSettings::default()), &host)?;
     let registry =
         log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
@@ -142,13 +162,25 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let token = tokens.clone();
     let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
     // Everybody may read what it can name, and whoever has the token may offer.
-    let blobs = peers::Links::start(&endpoint, &host)?;
-    blobs.serve(&store, peers::Rules { writes: Some(Arc::clone(&tokens)), ..peers::Rules::default() });
+    let blobs = peers::Links::start_with(&endpoint, config.links(peers::links_settings()), &host)?;
+    let rules = peers::Rules { writes: Some(Arc::clone(&tokens)), ..peers::Rules::default() };
+    let parts = (&endpoint, &dht, &store, &blobs);
+    let company = Company::start(config, data.as_deref(), owner, parts, of_storage, &host)?;
+    blobs.serve(&store, company.as_ref().map_or(rules.clone(), |company| company.rules(rules)));
     let fetcher = Fetcher::new(blobs.clone(), &store);
-    let finder = Arc::new(providers::ByDht(dht.clone()));
+    let by_dht = providers::ByDht(dht.clone());
+    let finder: Arc<dyn Finder> = match &company {
+        Some(company) => Arc::new(Everywhere { keeping: company.keeping.clone(), dht: by_dht }),
+        None => Arc::new(by_dht),
+    };
     let of_dht = ron_dht::http::router(&dht).merge(ron_dht::http::mutations(&dht, Arc::clone(&tokens)));
     let of_store =
-        ron_storage::http::router(&store).merge(ron_storage::http::guarded(&store, Arc::clone(&tokens)));
+        match &company {
+            Some(Company { kept, .. }) => ron_storage::http::kept(kept)
+                .merge(ron_storage::http::kept_guarded(kept, Arc::clone(&tokens))),
+            None => ron_storage::http::router(&store)
+                .merge(ron_storage::http::guarded(&store, Arc::clone(&tokens))),
+        };
     let of_store = of_store.merge(ron_storage::http::fetching(&fetcher, finder, Arc::clone(&tokens)));
     links.serve(&registry, Some(Arc::clone(&tokens)));
     let of_registry = ron_registry::http::router(&registry)
@@ -160,9 +192,21 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     // At the root too, where clients of other indexes look for them.
     let routes = routes.nest("/index", of_index).merge(ron_index::http::lookups(&index));
     let (desk, orders) = Desk::open(&of_refd);
-    let parts = (&dht, &overlay, &store, &registry);
+    let kept = company.as_ref().map(|company| company.kept.clone());
+    let parts = (&dht, &overlay, &store, &registry, kept);
     let own = own_routes(&desk, parts, &endpoint, &host, scraped, tokens, &of_refd);
-    admin.mount(routes.merge(own));
+    let routes = routes.merge(own);
+    #[cfg(feature = "otel")]
+    let traces = match &config.otel.endpoint {
+        Some(collector) => Some(crate::otel::Traces::start(collector, endpoint.node_id())?),
+        None => None,
+    };
+    #[cfg(feature = "otel")]
+    let routes = match &traces {
+        Some(traces) => traces.of(routes),
+        None => routes,
+    };
+    admin.mount(routes);
     let metrics = of_refd;
     Ok(Running {
         host,
@@ -176,10 +220,13 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
         dht,
         overlay,
         store,
+        company,
         registry,
         index,
+        blobs,
+        #[cfg(feature = "otel")]
+        traces,
         _links: links,
-        _blobs: blobs,
     })
 }
 
@@ -192,8 +239,15 @@ pub(crate) fn index(
     registry: &Registry,
 ) -> ron_index::Builder {
     let external = &config.net.external;
-    let addrs = if external.is_empty() { endpoint.local_addrs() } else { external };
-    let this = StoreProviders::new(store, endpoint.node_id(), addrs.iter().copied());
+    let this = StoreProviders::new(store, endpoint.node_id(), external.iter().copied())
+        .public_key(*dht.public_key().as_bytes());
+    let this = match external.is_empty() {
+        true => {
+            let endpoint = endpoint.clone();
+            this.addrs(move || endpoint.local_addrs().to_vec())
+        }
+        false => this,
+    };
     let this = match &config.index.region {
         Some(region) => this.region(region.as_str()),
         None => this,
@@ -210,7 +264,7 @@ pub(crate) fn index(
 /// What this program serves beside the subsystems.
 fn own_routes(
     desk: &Desk,
-    (dht, overlay, store, registry): (&Dht, &Overlay, &Store, &Registry),
+    (dht, overlay, store, registry, kept): (&Dht, &Overlay, &Store, &Registry, Option<Kept>),
     endpoint: &Endpoint,
     host: &Supervisor,
     scraped: Arc<Prometheus>,
@@ -223,6 +277,7 @@ fn own_routes(
         dht: dht.clone(),
         overlay: overlay.clone(),
         store: store.clone(),
+        kept,
         registry: registry.clone(),
         scraped,
     };
@@ -262,9 +317,7 @@ pub(crate) async fn run(
     }
     let node = start(&config).await?;
     println!("node {}", node.endpoint.node_id());
-    for addr in node.endpoint.local_addrs() {
-        println!("listens on {addr}; others begin with --seed {}@{addr}", node.endpoint.node_id());
-    }
+    tell_addrs(&node.endpoint);
     for addr in node.admin.local_addrs() {
         println!(
             "health, readiness and metrics on http://{addr}/readyz?verbose; http://{addr}/ in a browser shows all of it"
@@ -281,6 +334,12 @@ pub(crate) async fn run(
             "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
             node.store.usage().objects
         );
+        if node.company.is_some() {
+            println!(
+                "they are kept with other nodes, {}; refd repair status says how they are doing",
+                config.keeping.policy
+            );
+        }
         println!(
             "the log {} on http://{addr}/registry/head ({} entries{}); refd registry init begins one",
             node.registry.origin(),
@@ -297,23 +356,32 @@ pub(crate) async fn run(
         desk,
         orders,
         metrics,
+        endpoint,
         dht,
         overlay,
         store,
+        company,
         registry,
         index,
         ..
     } = node;
     let events = (dht.events(), overlay.events());
+    let of_company = company.as_ref().map(|company| company.keeping.events());
+    let doors = Doors::new(endpoint.clone(), &config.net.listen);
     let config = Snapshot::new(config);
     let kept = registry.clone();
-    let parts = Parts { dht, overlay, store, registry, index, tokens, admin, set_filter };
+    let parts = Parts { doors, dht, overlay, store, company, registry, index, tokens, admin, set_filter };
     reload::start(&desk, orders, &host, parts, config.clone(), again, metrics);
     let reloading = async {
         while hangup.recv().await.is_some() {
             let done = desk.reload(ReloadSource::Signal, Deadline::after(RELOAD_MAX)).await;
             match done {
-                Ok(Ok(changed)) => println!("settings taken over: {} changed", changed.join(", ")),
+                Ok(Ok(changed)) => {
+                    println!("settings taken over: {} changed", changed.join(", "));
+                    if changed.iter().any(|key| key == "net.listen") {
+                        tell_addrs(&endpoint);
+                    }
+                }
                 Ok(Err(error)) => {
                     eprintln!("refd: the settings stay as they are: {}", crate::with_causes(&error))
                 }
@@ -327,10 +395,12 @@ pub(crate) async fn run(
             notify.say("WATCHDOG=1");
         }
     };
+    #[cfg(debug_assertions)]
+    life::plant(&host)?;
     gate.open();
     notify.say("READY=1");
     let fatal = tokio::select! {
-        () = tell(events.0, events.1) => None,
+        () = tell(events.0, events.1, of_company) => None,
         () = living => None,
         () = async { reloading.await; std::future::pending().await } => None,
         () = stops.next() => None,
@@ -340,6 +410,10 @@ pub(crate) async fn run(
     println!("stopping");
     let pause = Duration::from_millis(config.load().node.pre_stop_ms);
     let ended = life::stop(&host, &gate, pause, fatal, stops.next()).await;
+    #[cfg(feature = "otel")]
+    if let Some(traces) = &node.traces {
+        traces.shutdown();
+    }
     let config = config.load();
     if let Some(data) = config.data_dir().ok().filter(|_| !config.node.amnesia) {
         if let Err(error) = log::remember(&kept, &data) {
@@ -350,8 +424,19 @@ pub(crate) async fn run(
     Ok(())
 }
 
+/// Where others find the node.
+fn tell_addrs(endpoint: &Endpoint) {
+    for addr in endpoint.local_addrs() {
+        println!("listens on {addr}; others begin with --seed {}@{addr}", endpoint.node_id());
+    }
+}
+
 /// Logs what happens, for ever.
-async fn tell(mut of_dht: Subscriber<ron_dht::Event>, mut of_overlay: Subscriber<ron_overlay::Event>) {
+async fn tell(
+    mut of_dht: Subscriber<ron_dht::Event>,
+    mut of_overlay: Subscriber<ron_overlay::Event>,
+    mut of_company: Option<Subscriber<KeepingEvent>>,
+) {
     let mut looked = None;
     loop {
         tokio::select! {
@@ -364,7 +449,21 @@ async fn tell(mut of_dht: Subscriber<ron_dht::Event>, mut of_overlay: Subscriber
                 looked = if is_look { Some(event) } else { looked };
             }
             Some(event) = of_overlay.recv() => tracing::info!(?event, "overlay"),
+            Some(event) = next(&mut of_company) => match event {
+                Event::Item(KeepingEvent::Lost(object)) => {
+                    tracing::error!(%object, "it cannot be restored from any node that is known")
+                }
+                event => tracing::info!(?event, "keeping"),
+            },
             else => std::future::pending().await,
         }
+    }
+}
+
+/// What happens next, if there is anybody to tell; for ever without.
+async fn next(of: &mut Option<Subscriber<KeepingEvent>>) -> Option<Event<KeepingEvent>> {
+    match of {
+        Some(of) => of.recv().await,
+        None => std::future::pending().await,
     }
 }

@@ -24,6 +24,7 @@ use crate::{
     ask::{AskError, Node},
     config::{Config, Flags},
     progress::Progress,
+    repair::{Alone, Wish},
     tree::{self, Entry, Seen, Tree, TreeError},
 };
 
@@ -161,6 +162,8 @@ pub(crate) enum Request {
         #[arg(long)]
         buffered: bool,
         #[command(flatten)]
+        wish: Wish,
+        #[command(flatten)]
         target: Target,
     },
     /// Fetches an object, verified, to standard output, into a file or, if it was a directory, into one.
@@ -273,10 +276,18 @@ fn range(text: &str) -> Result<(u64, Option<u64>), String> {
 /// Asks, and prints the answer.
 pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     match request {
-        Request::Put { file, pin, buffered, target } if file.is_dir() => {
-            put_dir(&file, pin, buffered, &target).await
+        Request::Put { file, pin, buffered, wish, target } => {
+            let options = PutOptions { pin, buffered, len: None, policy: wish.policy(), ack: wish.ack() };
+            let done = match file.is_dir() {
+                true => put_dir(&file, &options, &target).await,
+                false => put(&file, &options, &target).await,
+            };
+            done.map_err(|error| match error.downcast_ref::<ClientError>() {
+                // A node that keeps its objects alone knows no such parameters.
+                Some(ClientError::Refused { status: 400, .. }) if wish.is_some() => Alone.into(),
+                _ => error,
+            })
         }
-        Request::Put { file, pin, buffered, target } => put(&file, pin, buffered, &target).await,
         Request::Get { id, output: Some(output), raw, from, target, .. } => {
             bring(id, from.as_deref(), &target).await?;
             let client = target.client()?;
@@ -444,24 +455,28 @@ async fn list(
     Ok(())
 }
 
-async fn put(file: &Path, pin: bool, buffered: bool, target: &Target) -> Result<(), Box<dyn Error>> {
+async fn put(file: &Path, options: &PutOptions, target: &Target) -> Result<(), Box<dyn Error>> {
     let (source, len) = open(file).await?;
     let client = target.client()?;
     let source = Reading { source, progress: Progress::new("put", len) };
-    let options = PutOptions { pin, buffered, len };
+    let options = PutOptions { len, ..options.clone() };
     let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
-    let json = json!({
+    let mut json = json!({
         "id": stored.id.to_string(),
         "cid": stored.id.to_cid(),
         "size": stored.size,
         "durability": stored.durability,
         "existed": stored.existed,
     });
+    if let (Some(policy), Some(acknowledged)) = (&stored.policy, stored.acknowledged) {
+        json["policy"] = policy.as_str().into();
+        json["acknowledged"] = acknowledged.into();
+    }
     say(target, stored.id, json)
 }
 
 /// Every file first and the list last, so that whoever has its id can have the rest.
-async fn put_dir(dir: &Path, pin: bool, buffered: bool, target: &Target) -> Result<(), Box<dyn Error>> {
+async fn put_dir(dir: &Path, options: &PutOptions, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.client()?;
     let (mut entries, mut bytes) = (Vec::new(), 0);
     for Seen { below, path, meta } in tree::walk(dir)? {
@@ -471,14 +486,14 @@ async fn put_dir(dir: &Path, pin: bool, buffered: bool, target: &Target) -> Resu
         }
         let (source, len) = open(&path).await?;
         let source = Reading { source, progress: Progress::new("put", len) };
-        let options = PutOptions { pin, buffered, len };
+        let options = PutOptions { len, ..options.clone() };
         let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
         bytes += stored.size;
         entries.push(Entry::new(below, Some((stored.id, stored.size)), tree::is_executable(&meta)));
     }
     let files = entries.iter().filter(|entry| entry.is_file()).count();
     let list = tree::list(entries);
-    let options = PutOptions { pin, buffered, len: Some(list.len() as u64) };
+    let options = PutOptions { len: Some(list.len() as u64), ..options.clone() };
     let source: Source = Box::pin(io::Cursor::new(list));
     let source = Reading { source, progress: Progress::new("put", options.len) };
     let stored = client.put(source, options, Deadline::after(TRANSFER_MAX)).await?;
@@ -658,15 +673,40 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let of_storage = error.downcast_ref::<ClientError>();
     let of_log = error.downcast_ref::<ron_registry::client::ClientError>();
     let of_rest = error.downcast_ref::<AskError>();
+    let of_index = error.downcast_ref::<ron_index::client::ClientError>();
     let is_away = matches!(of_storage, Some(ClientError::Unreachable { .. }))
         || matches!(of_log, Some(ron_registry::client::ClientError::Unreachable { .. }))
-        || matches!(of_rest, Some(AskError::Unreachable { .. }));
+        || matches!(of_rest, Some(AskError::Unreachable { .. }))
+        || matches!(of_index, Some(ron_index::client::ClientError::Unreachable { .. }));
+    let is_waiting = |for_what: &str| {
+        use ron_index::client::ClientError;
+        matches!(of_index, Some(ClientError::Refused { code, words, .. }) if code == "not_ready" && words.contains(for_what))
+    };
     let is_denied = matches!(of_storage, Some(ClientError::Refused { status: 401 | 403, .. }))
-        || matches!(of_log, Some(ron_registry::client::ClientError::Refused { status: 401 | 403, .. }))
+        || matches!(of_log, Some(ron_registry::client::ClientError::Refused { status: 401 | 403, code, .. }) if code != "not_a_signer")
         || matches!(of_rest, Some(AskError::Refused { status: 401 | 403, .. }));
+    let is_unacknowledged =
+        matches!(of_storage, Some(ClientError::Busy { code, .. }) if code == "unacknowledged");
     let is_absent = matches!(of_storage, Some(ClientError::NotFound { .. }));
+    let of_own_log = error.downcast_ref::<ron_registry::RegistryError>();
+    let is_untrusted = matches!(of_own_log, Some(ron_registry::RegistryError::Untrusted { .. }));
     match () {
+        () if is_untrusted => Some(
+            "if `node.key` or `registry.origin` is not the one that the log began with, give it back its name: registry.origin = \
+             \"refd/OLD_NODE_ID\"",
+        ),
         () if is_away => Some("is `refd run` running there? another node is chosen with --node URL"),
+        () if is_waiting("the log of names") => Some(
+            "`refd registry init` begins a log; with registry.follow a node reads one that another keeps; a `b3:` address or a CID \
+             needs neither",
+        ),
+        () if is_waiting("knows no other") => {
+            Some("give the node another one to ask: `refd run --seed CONTACT`, or dht.seeds in its settings")
+        }
+        () if is_unacknowledged => Some(
+            "fewer nodes have it than were asked for: it is kept there and copied when others answer (`refd repair status`); \
+             putting it again is harmless",
+        ),
         () if is_absent => Some("`refd ls` lists what is there; another node is chosen with --node URL"),
         () if is_denied => Some(
             "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
@@ -686,6 +726,9 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     }
     if let Some(error) = error.downcast_ref::<ron_registry::client::ClientError>() {
         return of_registry(error);
+    }
+    if error.is::<crate::repair::Unmet>() {
+        return 6;
     }
     if let Some(error) = error.downcast_ref::<AskError>() {
         return error.code();

@@ -20,7 +20,7 @@ use ron_core::{
 use ron_dht::Dht;
 use ron_overlay::Overlay;
 use ron_registry::Registry;
-use ron_storage::Store;
+use ron_storage::{Store, http::Kept};
 use serde_json::{Value, json};
 
 use crate::going::Going;
@@ -46,6 +46,7 @@ pub(crate) struct Watched {
     pub(crate) dht: Dht,
     pub(crate) overlay: Overlay,
     pub(crate) store: Store,
+    pub(crate) kept: Option<Kept>,
     pub(crate) registry: Registry,
     pub(crate) scraped: Arc<Prometheus>,
 }
@@ -146,6 +147,13 @@ impl Watched {
                 "provided": dht.provided,
                 "lookups": numbers.sum("ron_dht_lookups_total"),
                 "hops": numbers.mean("ron_dht_lookup_hops"),
+                "seconds": numbers.mean("ron_dht_lookup_seconds"),
+                "depths": numbers.distribution("ron_dht_lookup_hops").into_iter().map(|(most, searches)| {
+                    json!({"most": most, "searches": searches})
+                }).collect::<Vec<_>>(),
+                "ended": numbers.labelled("ron_dht_lookups_total", "reason").map(|(reason, searches)| {
+                    json!({"reason": reason, "searches": searches})
+                }).collect::<Vec<_>>(),
             },
             "overlay": {
                 "sessions": sessions.len(),
@@ -164,6 +172,7 @@ impl Watched {
                 "disk_bytes": usage.disk_bytes,
                 "free_bytes": usage.free_bytes,
             },
+            "keeping": self.kept.as_ref().map(Kept::status),
             "registry": {
                 "origin": self.registry.origin(),
                 "follows": self.registry.follows(),
@@ -216,6 +225,30 @@ impl<'a> Numbers<'a> {
         (count > 0.0).then(|| self.sum(&format!("{name}_sum")) / count)
     }
 
+    /// Of a distribution, what fell between each bound and the one before; none is that beyond all of them.
+    fn distribution(&self, name: &str) -> Vec<(Option<f64>, f64)> {
+        let name = format!("{name}_bucket");
+        let bounds = self.labelled(&name, "le");
+        let mut bounds: Vec<(f64, f64)> = bounds
+            .filter_map(|(bound, count)| Some((bound.replace("+Inf", "inf").parse().ok()?, count)))
+            .collect();
+        bounds.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let below = std::iter::once(0.0).chain(bounds.iter().map(|(_, count)| *count));
+        let each = bounds
+            .iter()
+            .zip(below)
+            .map(|((bound, count), below)| (bound.is_finite().then_some(*bound), count - below));
+        each.filter(|(_, count)| *count > 0.0).collect()
+    }
+
+    /// What a metric has for each value of its only label.
+    fn labelled(&self, name: &str, label: &str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.iter().filter_map(move |((known, labels), value)| {
+            let labelled = labels.strip_prefix(label)?.strip_prefix("=\"")?.strip_suffix('"')?;
+            (*known == name).then_some((labelled, *value))
+        })
+    }
+
     /// Every queue of every part, how full it is and how much it takes.
     fn queues(&self) -> Vec<Value> {
         let capacities = self.0.iter().filter_map(|((name, labels), capacity)| {
@@ -223,7 +256,7 @@ impl<'a> Numbers<'a> {
             let depth = self.0.get(&(&*format!("{part}_queue_depth"), *labels)).copied().unwrap_or_default();
             let queue = labels.strip_prefix("queue=\"")?.trim_end_matches('"');
             let part = part.trim_start_matches("ron_");
-            Some(json!({"name": format!("{part} {queue}"), "depth": depth, "capacity": capacity}))
+            Some(json!({"part": part, "name": queue, "depth": depth, "capacity": capacity}))
         });
         capacities.filter(|queue| queue["capacity"] != 0.0).collect()
     }
@@ -236,10 +269,14 @@ mod tests {
     #[test]
     fn metrics_are_read_as_they_are_written() {
         let text = "# TYPE a_queue_depth gauge\na_queue_depth{queue=\"work\"} 3\na_queue_capacity{queue=\"work\"} 512\n\
-                    h_sum 6.0\nh_count 4\nn_total{r=\"x\"} 1\nn_total{r=\"y\"} 2\n# EOF\n";
+                    h_sum 6.0\nh_count 4\nb_bucket{le=\"10.0\"} 5\nb_bucket{le=\"1.0\"} 4\nb_bucket{le=\"2.0\"} 4\nb_bucket{le=\"+Inf\"} 7\n\
+                    n_total{r=\"x\"} 1\nn_total{r=\"y\"} 2\n# EOF\n";
         let numbers = Numbers::of(text);
         assert_eq!((numbers.sum("n_total"), numbers.mean("h"), numbers.mean("g")), (3.0, Some(1.5), None));
-        assert_eq!(numbers.queues(), [json!({"name": "a work", "depth": 3.0, "capacity": 512.0})]);
+        assert_eq!(numbers.queues(), [json!({"part": "a", "name": "work", "depth": 3.0, "capacity": 512.0})]);
+        let labelled: Vec<_> = numbers.labelled("n_total", "r").collect();
+        assert_eq!(labelled, [("x", 1.0), ("y", 2.0)]);
+        assert_eq!(numbers.distribution("b"), [(Some(1.0), 4.0), (Some(10.0), 1.0), (None, 2.0)]);
     }
 
     #[test]

@@ -28,8 +28,8 @@ const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 /// Descriptors beside those of connections: files of the store, journals, the runtime.
 const FILES: usize = 256;
 
-/// Links of the DHT and connections of the admin listener, which have no key.
-const OTHERS: usize = 1024 + 1024 + 32;
+/// Connections of the admin listener that are only told how the node is.
+const LOBBY: usize = 32;
 
 /// Which node.
 #[derive(Debug, Args)]
@@ -169,12 +169,15 @@ fn descriptors_allowed() -> Option<usize> {
 
 /// What is missing for all connections that the settings allow, if that is known.
 pub(crate) fn descriptors_short(config: &Config) -> Option<String> {
-    let (allowed, needed) = (descriptors_allowed()?, config.overlay.max_conns + OTHERS + FILES);
+    let conns = [config.overlay.max_conns, config.dht.sessions_max, config.admin.max_conns];
+    let all = conns.iter().fold(LOBBY + FILES, |sum, conns| sum.saturating_add(*conns));
+    // Twice the connections at least, whatever else there is.
+    let (allowed, needed) = (descriptors_allowed()?, all.max(config.overlay.max_conns.saturating_mul(2)));
     (allowed < needed).then(|| {
         format!(
-            "{allowed} descriptors are allowed, {needed} may be needed (overlay.max_conns is {}); raise it with `ulimit -n \
-             {needed}` or LimitNOFILE={needed}, or lower overlay.max_conns",
-            config.overlay.max_conns
+            "{allowed} descriptors are allowed, {needed} may be needed (overlay.max_conns is {}, dht.sessions_max is {}, \
+             admin.max_conns is {}); raise it with `ulimit -n {needed}` or LimitNOFILE={needed}, or lower those",
+            config.overlay.max_conns, config.dht.sessions_max, config.admin.max_conns
         )
     })
 }

@@ -62,6 +62,23 @@ pub(crate) fn gate(host: &Supervisor) -> ReadyGate {
     host.ready().gate("refd", Affects::Reads)
 }
 
+/// For tests of what a failure does: with `RON_PLANT=fatal` in the environment, SIGUSR1 makes a part fail for good.
+/// Only builds with debug assertions have it.
+#[cfg(debug_assertions)]
+pub(crate) fn plant(host: &Supervisor) -> io::Result<()> {
+    const PLANTED: ron_core::TaskSpec = ron_core::TaskSpec::new("refd", "planted");
+    if std::env::var_os("RON_PLANT").is_some_and(|what| what == "fatal") {
+        let mut told = signal(SignalKind::user_defined1())?;
+        let _ = host.spawn(PLANTED, |stop| async move {
+            tokio::select! {
+                () = stop.requested() => Ok(()),
+                _ = told.recv() => Err(io::Error::other("planted by a test")),
+            }
+        });
+    }
+    Ok(())
+}
+
 /// Stops a node in order: first it says that it is not ready and goes on for a while, so that whoever sends it work looks
 /// elsewhere; then it drains. A `second` request cuts this off. `fatal` is why it stops, if nobody asked.
 pub(crate) async fn stop(

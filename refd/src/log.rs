@@ -1,6 +1,14 @@
 //! The node's log: one of its own that it commits to, or a copy of another's that it follows and checks.
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{
+    error::Error,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use ron_core::{
     Metrics, NodeId, Supervisor,
@@ -8,10 +16,11 @@ use ron_core::{
     net::{Contact, Identity},
 };
 use ron_registry::{
-    Builder, Evidence, LogTrust, NoteVerifier, Registry,
+    Builder, Evidence, LogTrust, Note, Registry, RegistryError, Witness,
     client::Client,
     net::Links,
     store::{JournalStore, JournalStoreSettings, LogStore, MemoryStore},
+    verify_consistency,
 };
 
 use crate::config::RegistrySection;
@@ -22,9 +31,57 @@ const KEY_DOMAIN: &str = "refd registry log key 1";
 /// The file with how far the log was verified again.
 const VERIFIED: &str = "registry.verified";
 
-/// Remembers at a stop how far the verifier has come.
-pub(crate) fn remember(registry: &Registry, data: &Path) -> std::io::Result<()> {
-    std::fs::write(data.join(VERIFIED), registry.status().verified.to_string())
+/// The file with the last head of the node's own log.
+const SEEN: &str = "registry.seen";
+
+/// Remembers at a stop how far the verifier has come, and where the log ends.
+pub(crate) fn remember(registry: &Registry, data: &Path) -> io::Result<()> {
+    write(&data.join(VERIFIED), &registry.status().verified.to_string())?;
+    match !registry.follows() && registry.head().version > 0 {
+        true => write(&data.join(SEEN), &registry.checkpoint().to_string()),
+        false => Ok(()),
+    }
+}
+
+/// Whether the log goes on from the last head that was remembered. One that was rolled back, or lost while its key was not,
+/// would be a fork for everybody who knew it.
+fn goes_on(registry: &Registry, data: &Path) -> Result<(), Box<dyn Error>> {
+    let path = data.join(SEEN);
+    let Ok(bytes) = fs::read(&path) else { return Ok(()) };
+    let trust = LogTrust::new(registry.log_key());
+    // One by another key is about another log.
+    let Some(seen) = Note::parse(&bytes).ok().and_then(|note| trust.open(&note).ok()) else { return Ok(()) };
+    let head = trust.open(&registry.checkpoint())?;
+    let is_gone_on = match registry.prove_consistency(seen.size, head.size) {
+        Ok(proof) => verify_consistency((seen.size, &seen.root), (head.size, &head.root), &proof).is_ok(),
+        // What was pruned since cannot be compared any more.
+        Err(RegistryError::Lagging { .. }) => true,
+        Err(_) => false,
+    };
+    match is_gone_on {
+        true => Ok(remember(registry, data)?),
+        false => Err(format!(
+            "{}: the log had {} entries, and this one, of {}, is not what became of it. Put that one back; or, if this is meant, \
+             take registry.key away with it, so that it is another log to everybody",
+            path.display(),
+            seen.size,
+            head.size
+        )
+        .into()),
+    }
+}
+
+/// Puts a file where it belongs, whatever is there: a link that somebody planted is replaced and not followed.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)
 }
 
 /// What a log is called that nobody gave a name.
@@ -47,10 +104,15 @@ pub(crate) async fn start(
         Some(data) => {
             let disk = Arc::new(RealDisk::open(data)?);
             let store = JournalStore::open(host, disk, Path::new(dir), JournalStoreSettings::default()).await;
-            Arc::new(store.map_err(|error| format!("{}: {error}", data.join(dir).display()))?)
+            Arc::new(
+                store.map_err(|error| {
+                    format!("{}: {}", data.join(dir).display(), crate::with_causes(&error))
+                })?,
+            )
         }
     };
-    let builder = match &section.follow {
+    let witnesses = section.witnesses()?;
+    let builder = match section.followed()? {
         None => {
             // A log that is gone with the process must not begin anew under one key: two beginnings are a fork.
             let key = match data.filter(|_| !section.memory) {
@@ -58,13 +120,18 @@ pub(crate) async fn start(
                 None => Identity::generate()?,
             };
             let seed = blake3::derive_key(KEY_DOMAIN, key.sign(KEY_DOMAIN, b"").as_bytes());
-            Registry::builder(&origin(section, node), seed)
+            let every = Duration::from_millis(section.witness_interval_ms);
+            Registry::builder(&origin(section, node), seed).witnesses(
+                witnesses,
+                section.witnesses_needed,
+                every,
+            )
         }
-        Some(from) => follower(section, from, links)?,
+        Some((from, key)) => follower(section, from, LogTrust::new(key), &witnesses, links)?,
     };
     let evidence = data.map(|data| data.join("evidence"));
     // Where the verifier was; whoever changes the file only makes it check more or later.
-    let verified = data.and_then(|data| std::fs::read_to_string(data.join(VERIFIED)).ok());
+    let verified = data.and_then(|data| fs::read_to_string(data.join(VERIFIED)).ok());
     let verified = verified.and_then(|text| text.trim().parse().ok());
     let builder = builder.settings(section.settings()).metrics(metrics).verified(verified.unwrap_or(0));
     let builder = builder.on_evidence(move |found| match evidence.as_deref().map(|dir| keep(dir, found)) {
@@ -72,25 +139,38 @@ pub(crate) async fn start(
         Some(Err(error)) => tracing::error!(%error, %found, "evidence could not be kept"),
         None => tracing::error!(%found, "evidence that is kept nowhere"),
     });
-    Ok(builder.start(store, host).await.map_err(|error| crate::with_causes(&error))?)
+    let registry = builder.start(store, host).await?;
+    if let Some(data) = data.filter(|_| !section.memory && section.follow.is_none()) {
+        goes_on(&registry, data)?;
+    }
+    Ok(registry)
 }
 
 /// `http://…`, or a node as it prints itself.
-fn follower(section: &RegistrySection, from: &str, links: &Links) -> Result<Builder, Box<dyn Error>> {
-    let key =
-        section.log_key.as_deref().ok_or("registry.follow needs registry.log_key, the key of that log")?;
-    let key: NoteVerifier = key.parse().map_err(|error| format!("registry.log_key: {error}"))?;
-    let trust = LogTrust::new(key);
-    if from.starts_with("http://") {
-        return Ok(Registry::follower(trust, Client::new(from)?));
+fn follower(
+    section: &RegistrySection,
+    from: &str,
+    mut trust: LogTrust,
+    witnesses: &[Witness],
+    links: &Links,
+) -> Result<Builder, Box<dyn Error>> {
+    let is_witnessed = !witnesses.is_empty();
+    if is_witnessed {
+        let keys = witnesses.iter().map(|witness| witness.key().clone());
+        trust = trust.witnessed_by(keys, section.witnesses_needed);
     }
-    let contact: Contact = from.parse().map_err(|error| format!("registry.follow: {error}"))?;
-    Ok(Registry::follower(trust, links.source(contact.id, &contact.addrs)))
+    if from.starts_with("http://") {
+        let client = Client::new(from)?;
+        return Ok(Registry::follower(trust, if is_witnessed { client.cosigned() } else { client }));
+    }
+    let contact: Contact = from.parse()?;
+    let source = links.source(contact.id, &contact.addrs);
+    Ok(Registry::follower(trust, if is_witnessed { source.cosigned() } else { source }))
 }
 
 /// Writes evidence into a file of its own, named by what it says: the same again is the same file.
-fn keep(dir: &Path, found: &Evidence) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
+fn keep(dir: &Path, found: &Evidence) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
     let name = blake3::hash(found.theirs.to_string().as_bytes()).to_hex();
-    std::fs::write(dir.join(format!("{}.txt", &name[..16])), found.to_string())
+    write(&dir.join(format!("{}.txt", &name[..16])), &found.to_string())
 }

@@ -1,10 +1,20 @@
 //! `refd`: a node in a content-addressed network, assembled from the libraries of the family.
 
+/// As the standard one, but for a reader that has gone (`refd run | head`): a node that nobody listens to goes on, and its stop
+/// does not end in a panic.
+macro_rules! println {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 mod admin;
 mod ask;
 mod assembly;
 mod backup;
 mod client;
+mod company;
 mod config;
 mod dashboard;
 mod demo;
@@ -13,13 +23,17 @@ mod going;
 mod gossip;
 mod init;
 mod life;
+mod lines;
 mod log;
 mod network;
 mod openapi;
+#[cfg(feature = "otel")]
+mod otel;
 mod progress;
 mod providers;
 mod registry;
 mod reload;
+mod repair;
 mod settings;
 mod systemd;
 mod topics;
@@ -34,6 +48,7 @@ use crate::{
     client::{CODES, Request, Target},
     config::{Config, ConfigError, Flags},
     life::Ended,
+    lines::Lines,
     reload::SetFilter,
 };
 
@@ -72,6 +87,8 @@ enum Command {
     Ask(Request),
     #[command(flatten)]
     Network(network::Request),
+    #[command(flatten)]
+    Keeping(repair::Request),
     /// Founds a log, decides in it, and checks what it says.
     #[command(subcommand)]
     Registry(registry::Request),
@@ -94,8 +111,8 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// Five nodes in this process show what a network of them does. Exits with 0 only if all of it held.
-    Demo,
+    /// A few nodes in this process show what a network of them does. Exits with 0 only if all of it held.
+    Demo(demo::Request),
     /// Checks, shows and explains settings.
     #[command(subcommand)]
     Config(settings::Request),
@@ -119,7 +136,7 @@ enum Command {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // The demo kills a node on purpose, and the warnings of that are no part of its story.
-    let quiet = if matches!(arguments.command, Command::Demo) { "error" } else { "warn" };
+    let quiet = if matches!(arguments.command, Command::Demo(_)) { "error" } else { "warn" };
     let filter = match EnvFilter::try_new(std::env::var("REFD_LOG").as_deref().unwrap_or(quiet)) {
         Ok(filter) => filter,
         Err(error) => {
@@ -127,7 +144,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Lines(std::io::stderr()));
     let log = log.with_filter_reloading();
     let handle = log.reload_handle();
     log.init();
@@ -139,7 +156,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));
-            eprintln!("refd: {}{hint}", with_causes(&*error));
+            eprintln!("refd: {}", lines::printable(&format!("{}{hint}", with_causes(&*error))));
             ExitCode::from(exit_code(&*error))
         }
     }
@@ -163,7 +180,9 @@ fn perform(command: Command, set_filter: SetFilter) -> Result<(), Box<dyn std::e
             };
             let config = again()?;
             set_filter(&config.log.filter)?;
-            runtime()?.block_on(assembly::run(config, again, set_filter))
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime.worker_threads(config.node.threads.get()).enable_all().build()?;
+            runtime.block_on(assembly::run(config, again, set_filter))
         }
         Command::Ask(request) => runtime()?.block_on(client::perform(request)),
         Command::Registry(request) => runtime()?.block_on(registry::perform(request)),
@@ -171,9 +190,10 @@ fn perform(command: Command, set_filter: SetFilter) -> Result<(), Box<dyn std::e
             runtime()?.block_on(backup::backup(&directory, verify, &target))
         }
         Command::Restore { directory, target } => runtime()?.block_on(backup::restore(&directory, &target)),
-        Command::Demo => runtime()?.block_on(demo::run()),
+        Command::Demo(request) => runtime()?.block_on(demo::run(request)),
         Command::Config(request) => settings::perform(request),
         Command::Network(request) => runtime()?.block_on(network::perform(request)),
+        Command::Keeping(request) => runtime()?.block_on(repair::perform(request)),
         Command::Init(request) => init::perform(request),
         Command::Doctor(request) => doctor::perform(request),
         Command::Completions { shell } => {

@@ -213,6 +213,6 @@ async fn listen(topic: &str, count: Option<usize>, target: &Target) -> Result<()
 }
 
 async fn health(target: &Target) -> Result<(), Box<dyn Error>> {
-    target.ask("GET", "/readyz", Bytes::new()).await?;
+    target.ask("GET", "/readyz?verbose", Bytes::new()).await?;
     say(&if target.is_json() { json!({"ready": true}).to_string() } else { "ready".to_owned() })
 }

@@ -13,7 +13,7 @@ pub(crate) fn router() -> Router {
 fn document() -> Value {
     let mut paths = own();
     let mut schemas = Map::new();
-    let objects = ron_storage::http::openapi();
+    let objects = ron_storage::http::openapi_kept();
     let parts = [
         ("", "", objects.clone()),
         ("/registry", "Log", ron_registry::http::openapi()),

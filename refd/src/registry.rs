@@ -19,10 +19,10 @@ use ron_core::{
     net::{Identity, PublicKey},
 };
 use ron_registry::{
-    Action, Approval, Content, Entry, LogTrust, Name, NoteVerifier, Policy, ProofFile, Proposal, Registry,
-    Signer,
+    Action, Approval, Content, Entry, LogTrust, Name, NoteVerifier, Policy, ProofFile, Proposal, ProposalId,
+    Registry, RegistryError, Signer,
     client::Client,
-    json::{OutcomeBody, PendingBody, ProposalBody},
+    json::{HeadBody, OutcomeBody, PendingBody, ProposalBody},
     store::MemoryStore,
 };
 use serde_json::json;
@@ -66,6 +66,25 @@ pub(crate) enum Request {
         /// Nothing any more.
         #[arg(long, conflicts_with_all = ["artifact", "payload"])]
         retire: bool,
+        /// Hours that signers have.
+        #[arg(long, default_value_t = 24)]
+        hours: u64,
+        /// Also writes the proposal here, for signers without a connection.
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Proposes who decides from now on, and prints the proposal's id. Takes a quorum of those who decide now, and one of
+    /// those who shall.
+    #[command(after_help = CODES)]
+    Rotate {
+        /// How many signers must agree from then on.
+        #[arg(long)]
+        needed: u32,
+        /// A signer: a name, and its public key in hex or the file of its key. May be given several times.
+        #[arg(long = "signer", value_name = "NAME=KEY", required = true)]
+        signers: Vec<String>,
         /// Hours that signers have.
         #[arg(long, default_value_t = 24)]
         hours: u64,
@@ -184,6 +203,12 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             };
             propose(name, content, hours, output.as_deref(), &target).await
         }
+        Request::Rotate { needed, signers, hours, output, target } => {
+            let action = Action::Rotate { policy: Arc::new(plain(needed, &signers)?) };
+            let client = target.registry()?;
+            let head = client.head(target.deadline()).await?;
+            send(&client, &head, action, hours, output.as_deref(), &target).await
+        }
         Request::Diff { id, target } => diff(id.as_deref(), &target).await,
         Request::Approve { proposal, key, output, target } => {
             approve(&proposal, &key, output.as_deref(), &target).await
@@ -228,9 +253,14 @@ fn signer(text: &str) -> Result<Signer, Box<dyn Error>> {
     Ok(Signer { name: name.to_owned(), key, expires: None })
 }
 
-async fn init(needed: u32, signers: &[String], target: &Target) -> Result<(), Box<dyn Error>> {
+/// So many of these signers, for everything.
+fn plain(needed: u32, signers: &[String]) -> Result<Policy, Box<dyn Error>> {
     let signers = signers.iter().map(|text| signer(text)).collect::<Result<Vec<_>, _>>()?;
-    let policy = Policy::of(needed, signers)?;
+    Ok(Policy::of(needed, signers)?)
+}
+
+async fn init(needed: u32, signers: &[String], target: &Target) -> Result<(), Box<dyn Error>> {
+    let policy = plain(needed, signers)?;
     let client = target.registry()?;
     let outcome = client.found(&policy, target.deadline()).await?;
     let head = client.head(target.deadline()).await?;
@@ -277,6 +307,18 @@ async fn propose(
         Some(content) => Action::Bind { name, content, prior },
         None => Action::Retire { name, prior },
     };
+    send(&client, &head, action, hours, output, target).await
+}
+
+/// Proposes to the log as it is.
+async fn send(
+    client: &Client,
+    head: &HeadBody,
+    action: Action,
+    hours: u64,
+    output: Option<&Path>,
+    target: &Target,
+) -> Result<(), Box<dyn Error>> {
     let expires = unix_ms().saturating_add(hours.saturating_mul(3600 * 1000));
     let proposal = Proposal::new(&head.origin, head.epoch, expires, action, None)?;
     if let Some(path) = output {
@@ -295,21 +337,29 @@ fn say_outcome(outcome: &OutcomeBody, target: &Target) -> Result<(), Box<dyn Err
     writeln!(out, "{}", outcome.proposal)?;
     match outcome.version {
         Some(version) => eprintln!("it is in the log as version {version}"),
+        None if outcome.missing.is_empty() => eprintln!("nobody is left who could approve it"),
         None => eprintln!("it waits for {}", outcome.missing.join(", ")),
     }
     Ok(())
 }
 
+/// A proposal that waits at the node.
+async fn waiting(client: &Client, id: &str, target: &Target) -> Result<PendingBody, Box<dyn Error>> {
+    let id: ProposalId = id.parse().map_err(|error| format!("{id:?} is no id of a proposal: {error}"))?;
+    let found = client.waiting(&id, target.deadline()).await?;
+    // Another than was asked for is none.
+    let found = found.filter(|found| found.proposal.id == id.to_string());
+    Ok(found.ok_or("no such proposal waits there")?)
+}
+
 async fn diff(id: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {
     let client = target.registry()?;
-    let pending = client.pending(target.deadline()).await?;
-    let wanted: Vec<&PendingBody> =
-        pending.iter().filter(|one| id.is_none_or(|id| one.proposal.id == id)).collect();
-    if wanted.is_empty() && id.is_some() {
-        return Err("no such proposal waits there".into());
-    }
+    let wanted = match id {
+        Some(id) => vec![waiting(&client, id, target).await?],
+        None => client.pending(target.deadline()).await?,
+    };
     let policy = client.policy(target.deadline()).await?.policy;
-    for one in wanted {
+    for one in &wanted {
         let mut out = io::stdout().lock();
         if target.is_json() {
             writeln!(out, "{}", serde_json::to_string(one)?)?;
@@ -327,7 +377,9 @@ async fn diff(id: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {
             "  approved by {}",
             if approved.is_empty() { "nobody".into() } else { approved.join(", ") }
         )?;
-        writeln!(out, "  waits for   {}", one.missing.join(", "))?;
+        let missing =
+            if one.missing.is_empty() { "nobody who could".to_owned() } else { one.missing.join(", ") };
+        writeln!(out, "  waits for   {missing}")?;
     }
     Ok(())
 }
@@ -430,9 +482,7 @@ async fn approve(
         };
     }
     let client = target.registry()?;
-    let pending = client.pending(target.deadline()).await?;
-    let one = pending.iter().find(|one| one.proposal.id == proposal);
-    let proposal = decoded(&one.ok_or("no such proposal waits there")?.proposal)?;
+    let proposal = decoded(&waiting(&client, proposal, target).await?.proposal)?;
     if !target.is_json() {
         say_change(&client, &proposal, target).await?;
     }
@@ -513,6 +563,10 @@ fn verify(proof: &Path, log_key: NoteVerifier) -> Result<(), Box<dyn Error>> {
     let checkpoint =
         file.verify(&bytes, &LogTrust::new(log_key)).map_err(|error| Caught(error.to_string()))?;
     let entry = Entry::decode(&bytes)?;
+    if entry.version() != file.index + 1 {
+        let (said, is) = (entry.version(), file.index + 1);
+        return Err(Caught(format!("the entry says that it is version {said}, and it is {is}")).into());
+    }
     let name = entry.proposal().action().name().map_or("-".to_owned(), ToString::to_string);
     writeln!(
         io::stdout(),
@@ -536,7 +590,14 @@ async fn follow(
     let mut updates = follower.updates(1);
     loop {
         let update = tokio::select! {
-            update = updates.next() => update.ok_or("stopped")??,
+            update = updates.next() => match update.ok_or("stopped")? {
+                Err(RegistryError::Lagging { first }) => {
+                    eprintln!("versions before {first} are pruned there: goes on from the snapshot of them");
+                    updates.skip_to(first);
+                    continue;
+                }
+                update => update?,
+            },
             () = tokio::time::sleep(Duration::from_millis(200)) => {
                 match follower.evidence().first() {
                     Some(evidence) => return Err(Caught(evidence.to_string()).into()),

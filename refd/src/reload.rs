@@ -3,7 +3,7 @@
 //! What is in force is always one whole configuration that somebody wrote. So a change that needs a restart is refused with
 //! everything beside it, and every such key is named, not only the first.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Extension, Router, http::StatusCode, routing::post};
 use ron_core::{
@@ -11,6 +11,7 @@ use ron_core::{
     Reply, Snapshot, TaskSpec,
     auth::{Authorizer, TokenFile, TokenFileError},
     http::{Guard, HttpError, Json, Problem},
+    net::{Endpoint, NetError},
 };
 use ron_dht::Dht;
 use ron_index::Index;
@@ -21,6 +22,7 @@ use serde_json::json;
 
 use crate::{
     admin::Admin,
+    company::Company,
     config::{Config, ConfigError, layers},
 };
 
@@ -61,6 +63,9 @@ pub(crate) enum ReloadError {
     /// The admin listener cannot move to where it should be.
     #[error("admin.listen")]
     Listen(#[from] HttpError),
+    /// The node cannot listen for others where it should.
+    #[error("net.listen")]
+    NetListen(#[from] NetError),
     /// A part does not take what it was asked about before.
     #[error("{part}: {why}")]
     Refused {
@@ -76,7 +81,10 @@ impl ReloadError {
         match self {
             ReloadError::Invalid(_) => "invalid",
             ReloadError::NeedsRestart { .. } => "needs_restart",
-            ReloadError::Token(_) | ReloadError::Listen(_) | ReloadError::Refused { .. } => "failed",
+            ReloadError::Token(_)
+            | ReloadError::Listen(_)
+            | ReloadError::NetListen(_)
+            | ReloadError::Refused { .. } => "failed",
         }
     }
 }
@@ -145,9 +153,11 @@ async fn over_http(Extension(desk): Extension<Desk>) -> Result<Json<serde_json::
 
 /// What has settings that can change.
 pub(crate) struct Parts {
+    pub(crate) doors: Doors,
     pub(crate) dht: Dht,
     pub(crate) overlay: Overlay,
     pub(crate) store: Store,
+    pub(crate) company: Option<Company>,
     pub(crate) registry: Registry,
     pub(crate) index: Index,
     pub(crate) tokens: TokenFile,
@@ -203,22 +213,77 @@ async fn take_over(
     if !keys.is_empty() {
         return Err(ReloadError::NeedsRestart { keys });
     }
-    // First what may fail for reasons of its own. The old listener goes on until the new one is there.
+    // First what may fail for reasons of its own. The old listeners go on until the new ones are there.
     parts.tokens.reload()?;
     let moved = match old.admin.listen == new.admin.listen {
         true => None,
         false => Some(parts.admin.open(new.admin.listen).await?),
     };
+    let opened = parts.doors.open(&new.net.listen).await?;
     if let Err(error) = parts.apply(&new, source) {
         // Each was asked before, so this is a bug; what was in force is in force again.
         let _ = parts.apply(&old, source);
+        parts.doors.close(&opened).await;
         return Err(error);
     }
     if let Some(server) = moved {
         parts.admin.move_to(server);
     }
+    if parts.doors.take(opened, &new.net.listen).await && new.net.external.is_empty() {
+        let due = parts.dht.moved();
+        tracing::info!(due, "elsewhere than before: our keys are said again");
+        if let Err(error) = parts.overlay.moved(parts.doors.endpoint.local_addrs().iter().copied()) {
+            tracing::error!(%error, "others are told the old addresses");
+        }
+    }
     config.replace(new);
     Ok(changed.iter().map(name).collect())
+}
+
+/// Where the node listens for others: what was asked for, and what that is. They differ where the port is 0.
+pub(crate) struct Doors {
+    endpoint: Endpoint,
+    open: Vec<(SocketAddr, SocketAddr)>,
+}
+
+impl Doors {
+    /// Of an endpoint that was started to listen on `asked`.
+    pub(crate) fn new(endpoint: Endpoint, asked: &[SocketAddr]) -> Self {
+        let open = asked.iter().copied().zip(endpoint.local_addrs().iter().copied()).collect();
+        Doors { endpoint, open }
+    }
+
+    /// Listens on those of `asked` where it does not yet, or on none of them.
+    async fn open(&self, asked: &[SocketAddr]) -> Result<Vec<(SocketAddr, SocketAddr)>, NetError> {
+        let mut opened = Vec::new();
+        for addr in asked.iter().filter(|addr| !self.open.iter().any(|(asked, _)| asked == *addr)) {
+            match self.endpoint.listen(*addr) {
+                Ok(local) => opened.push((*addr, local)),
+                Err(error) => {
+                    self.close(&opened).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(opened)
+    }
+
+    async fn close(&self, doors: &[(SocketAddr, SocketAddr)]) {
+        for (_, local) in doors {
+            self.endpoint.unlisten(*local).await;
+        }
+    }
+
+    /// From now on it is `asked`, of which some were `opened`, and those that are not asked for are closed. Links stay. Says
+    /// whether anything is different.
+    async fn take(&mut self, opened: Vec<(SocketAddr, SocketAddr)>, asked: &[SocketAddr]) -> bool {
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.open).into_iter().partition(|(addr, _)| asked.contains(addr));
+        self.close(&go).await;
+        let is_different = !opened.is_empty() || !go.is_empty();
+        self.open = stay.into_iter().chain(opened).collect();
+        is_different
+    }
 }
 
 /// Whether a running node cannot take this key from `new`. The libraries know it of theirs.
@@ -226,7 +291,7 @@ fn needs_restart(old: &Config, new: &Config, section: &str, key: &str) -> bool {
     let one = layers::with_one(old, new, section, key);
     let fixed = |checked: Result<(), LibraryError>| matches!(checked, Err(LibraryError::NeedsRestart { .. }));
     match (section, key) {
-        ("log", "filter") | ("node", "pre_stop_ms") | ("admin", "listen") => false,
+        ("log", "filter") | ("node", "pre_stop_ms") | ("net" | "admin", "listen") => false,
         ("dht", key) if key != "seeds" => fixed(old.dht.settings().check_change(&one.dht.settings())),
         ("overlay", key) if key != "topics" => {
             fixed(old.overlay.settings().check_change(&one.overlay.settings()))
@@ -234,9 +299,15 @@ fn needs_restart(old: &Config, new: &Config, section: &str, key: &str) -> bool {
         ("storage", key) if key != "memory" => {
             fixed(old.storage.settings().check_change(&one.storage.settings()))
         }
-        ("registry", key) if !matches!(key, "origin" | "follow" | "log_key" | "memory") => {
+        ("registry", key)
+            if !matches!(key, "origin" | "follow" | "log_key" | "memory") && !key.starts_with("witness") =>
+        {
             fixed(old.registry.settings().check_change(&one.registry.settings()))
         }
+        ("keeping", "secret_file") => true,
+        // A list may change; whether there is one, not.
+        ("keeping", "members") => old.keeping.members.is_empty() || new.keeping.members.is_empty(),
+        ("keeping", _) => fixed(old.keeping.settings().check_change(&one.keeping.settings())),
         ("index", _) => fixed(old.index.settings().check_change(&one.index.settings())),
         _ => true,
     }
@@ -251,6 +322,13 @@ impl Parts {
         self.dht.reload(config.dht.settings()).map_err(refused("dht"))?;
         self.overlay.reload(config.overlay.settings()).map_err(refused("overlay"))?;
         self.store.reload(config.storage.settings()).map_err(refused("storage"))?;
+        if let Some(company) = &self.company {
+            let reloaded = company.reload(&config.keeping);
+            reloaded.map_err(|error| ReloadError::Refused {
+                part: "keeping",
+                why: crate::with_causes(&*error),
+            })?;
+        }
         self.index.reload(config.index.settings()).map_err(refused("index"))?;
         self.registry.reload_by(source, config.registry.settings()).map_err(refused("registry"))
     }
@@ -259,6 +337,8 @@ impl Parts {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 mod tests {
+    use ron_registry::{KeyKind, NoteSigner};
+
     use super::*;
     use crate::config::SECTIONS;
 
@@ -268,6 +348,8 @@ mod tests {
         let old = Config::default();
         let table = toml::Table::try_from(&old).unwrap();
         let mut live = Vec::new();
+        let witness = NoteSigner::from_seed("w.example/one", KeyKind::Cosignature, &[7; 32]).unwrap();
+        let witness = format!("http://127.0.0.1:1/w {}", witness.verifier());
         for (section, keys) in SECTIONS {
             for (key, _) in keys {
                 let other: toml::Value = match table[section].get(key) {
@@ -281,18 +363,30 @@ mod tests {
                     Some(toml::Value::Float(value)) => (value / 2.0).into(),
                     Some(toml::Value::String(_)) if *key == "filter" => "info".into(),
                     Some(toml::Value::String(_)) if *key == "listen" => "127.0.0.1:1".into(),
+                    Some(toml::Value::String(_)) if *key == "policy" => "6+3".into(),
+                    Some(toml::Value::String(_)) if *key == "ack" => "2".into(),
                     Some(toml::Value::String(_)) => "lan".into(),
-                    Some(toml::Value::Array(_)) if *key == "seeds" => continue,
+                    Some(toml::Value::Array(_)) if matches!(*key, "seeds" | "members") => continue,
+                    Some(toml::Value::Array(_)) if *key == "witnesses" => vec![&*witness].into(),
                     Some(toml::Value::Array(_)) if *key == "warmup_keys" => vec!["a/name"].into(),
                     Some(toml::Value::Array(_)) => vec!["127.0.0.1:1"].into(),
                     // One without a default: text where it is text, and a number where it is one.
                     _ if matches!(
                         *key,
-                        "data_dir" | "token_file" | "origin" | "follow" | "log_key" | "region"
+                        "data_dir"
+                            | "token_file"
+                            | "secret_file"
+                            | "origin"
+                            | "follow"
+                            | "log_key"
+                            | "region"
+                            | "endpoint"
                     ) =>
                     {
                         "x".into()
                     }
+                    // Of at least that.
+                    _ if *key == "bytes_max" => (64 << 20).into(),
                     // Of at least a while.
                     _ if *key == "purge_interval_ms" => 3_600_000.into(),
                     _ => 7.into(),
@@ -301,7 +395,12 @@ mod tests {
                 changed[section].as_table_mut().unwrap().insert((*key).to_owned(), other);
                 let new: Config = changed.try_into().unwrap();
                 assert_eq!(layers::changed(&old, &new), [(section, *key)]);
-                assert!(new.check().is_ok() || section == "node" || section == "net", "{section}.{key}");
+                assert!(
+                    new.check().is_ok()
+                        || matches!(section, "node" | "net" | "limits" | "otel")
+                        || (section, *key) == ("registry", "follow"),
+                    "{section}.{key}"
+                );
                 if !needs_restart(&old, &new, section, key) {
                     live.push(format!("`{section}.{key}`"));
                 }

@@ -84,6 +84,8 @@ pub(crate) struct DhtSection {
     pub(crate) republish_ms: u64,
     /// Links at once.
     pub(crate) sessions_max: usize,
+    /// Bytes that may wait to be written to all of them, and as many that they may have asked.
+    pub(crate) links_bytes: u64,
     /// How long a link may be unused.
     pub(crate) idle_timeout_ms: u64,
     /// How long a message that has begun may take to come.
@@ -135,6 +137,7 @@ impl Default for DhtSection {
             refresh_ms: millis(default.refresh),
             republish_ms: millis(default.republish),
             sessions_max: default.sessions_max,
+            links_bytes: default.links_bytes,
             idle_timeout_ms: millis(default.idle_timeout),
             read_timeout_ms: millis(default.read_timeout),
             write_timeout_ms: millis(default.write_timeout),
@@ -190,6 +193,7 @@ impl DhtSection {
             refresh: Duration::from_millis(self.refresh_ms),
             republish: Duration::from_millis(self.republish_ms),
             sessions_max: self.sessions_max,
+            links_bytes: self.links_bytes,
             idle_timeout: Duration::from_millis(self.idle_timeout_ms),
             read_timeout: Duration::from_millis(self.read_timeout_ms),
             write_timeout: Duration::from_millis(self.write_timeout_ms),
@@ -239,5 +243,36 @@ impl From<PresetName> for Preset {
             PresetName::Lan => Preset::Lan,
             PresetName::Dev => Preset::Dev,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, tests::load};
+
+    #[test]
+    fn every_key_of_the_dht_reaches_it() {
+        let default = DhtSection::default();
+        assert_eq!(default.settings(), ron_dht::Settings::default());
+        let text = toml::to_string(&default).unwrap();
+        let mut seen = vec![default.settings()];
+        for line in text.lines().filter(|line| !line.starts_with("seeds = ")) {
+            let (key, value) = line.split_once(" = ").unwrap();
+            let value = match value {
+                "true" => "false",
+                "\"dev\"" => "\"public\"",
+                _ if key == "buckets_required" => "0.9",
+                _ => "9",
+            };
+            let config = load(&format!("[dht]\n{key} = {value}\n"), &[], Flags::default()).unwrap();
+            let settings = config.dht.settings();
+            // Neither the default nor what another key does.
+            assert!(!seen.contains(&settings), "{key}");
+            seen.push(settings);
+            assert_eq!(load(&toml::to_string(&config).unwrap(), &[], Flags::default()).unwrap(), config);
+        }
+        assert_eq!(seen.len(), 40);
     }
 }

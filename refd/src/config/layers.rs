@@ -6,12 +6,13 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
 use serde_json::json;
 
-use super::{Config, ConfigError, Flags, NodePreset, OPTIONAL, SECTIONS};
+use super::{Config, ConfigError, Flags, NodePreset, OPTIONAL, SECTIONS, memory, sizing};
 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
@@ -30,6 +31,10 @@ const ALIKE: f64 = 0.8;
 pub(crate) enum Origin {
     /// Nobody.
     Default,
+    /// The cores of the machine.
+    Sized,
+    /// The memory that the node may take.
+    Memory,
     /// The kind of node.
     Preset(NodePreset),
     /// A line in a file.
@@ -44,6 +49,8 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Default => f.write_str("default"),
+            Origin::Sized => f.write_str("sized"),
+            Origin::Memory => f.write_str("limits.memory"),
             Origin::Preset(preset) => write!(f, "preset {}", preset.name()),
             Origin::File(path) => write!(f, "{}", path.display()),
             Origin::Variable(name) => f.write_str(name),
@@ -78,6 +85,16 @@ impl Layered {
         variables: impl Iterator<Item = (String, String)>,
         flags: Flags,
     ) -> Result<Self, ConfigError> {
+        Self::load_on(sizing::cores(), file, variables, flags)
+    }
+
+    /// As [`load`](Self::load), on a machine with so many cores.
+    fn load_on(
+        cores: NonZeroUsize,
+        file: Option<&Path>,
+        variables: impl Iterator<Item = (String, String)>,
+        flags: Flags,
+    ) -> Result<Self, ConfigError> {
         let mut set = Layers::default();
         if let Some(path) = file {
             set.lay(read(path)?, &Origin::File(path.to_owned()));
@@ -98,11 +115,21 @@ impl Layered {
         let preset = flags.preset.map_or_else(|| set.typed().map(|config| config.node.preset), Ok);
         let unfit = |message| ConfigError::Parse { origin: "settings".to_owned(), message };
         let preset = preset.map_err(unfit)?;
-        let mut all = Layers::default();
-        all.lay(preset.table(), &Origin::Preset(preset));
-        all.lay(set.table.clone(), &Origin::Default);
-        all.origins.extend(set.origins);
-        let config = all.typed().map_err(unfit)?;
+        let over = |shares: Option<toml::Table>| {
+            let mut all = Layers::default();
+            all.lay(sizing::table(cores), &Origin::Sized);
+            all.lay(preset.table(), &Origin::Preset(preset));
+            all.lay(shares.unwrap_or_default(), &Origin::Memory);
+            all.lay(set.table.clone(), &Origin::Default);
+            all.origins.extend(set.origins.clone());
+            all
+        };
+        let mut all = over(None);
+        let mut config = all.typed().map_err(unfit)?;
+        if let Some(bytes) = config.limits.memory {
+            all = over(Some(memory::split(bytes, &config)?));
+            config = all.typed().map_err(unfit)?;
+        }
         let mut layered = Layered { config, origins: all.origins };
         layered.apply(flags);
         layered.config.seeds()?;
@@ -159,7 +186,9 @@ impl Layered {
                 };
             }
         }
-        text
+        let held: Vec<String> =
+            memory::held(&self.config).iter().map(|(part, bytes)| format!("{part} {bytes}")).collect();
+        text + &format!("\n# What can be held at most: {}\n", held.join(", "))
     }
 
     /// One value a line: the key, its value, and what set it.
@@ -182,7 +211,10 @@ impl Layered {
 
 /// A file to begin with: every key with what it is and its default, as a comment.
 pub(crate) fn template(preset: NodePreset, set: &[(&str, &str, String)]) -> String {
-    let mut config: Config = preset.table().try_into().expect("a preset is made of settings");
+    let mut all = Layers::default();
+    all.lay(sizing::table(sizing::cores()), &Origin::Sized);
+    all.lay(preset.table(), &Origin::Preset(preset));
+    let mut config = all.typed().expect("a preset is made of settings");
     config.node.preset = preset;
     let values = values(&config);
     let mut text =
@@ -233,6 +265,7 @@ fn values(config: &Config) -> BTreeMap<(&'static str, &'static str), toml::Value
     // A path that is not text has no form in a file, and is left out.
     config.node.data_dir = config.node.data_dir.filter(|dir| dir.to_str().is_some());
     config.admin.token_file = config.admin.token_file.filter(|file| file.to_str().is_some());
+    config.keeping.secret_file = config.keeping.secret_file.filter(|file| file.to_str().is_some());
     let table = as_table(&config);
     let mut values = BTreeMap::new();
     for (section, keys) in SECTIONS {
@@ -324,7 +357,9 @@ fn variable(name: &str) -> Result<(String, String), ConfigError> {
 
 /// A variable as a table: a bare word is text, a list is in brackets, as in the file.
 fn table_of(section: &str, key: &str, value: &str) -> toml::Table {
-    let parsed = format!("v = {value}").parse::<toml::Table>().ok().and_then(|mut table| table.remove("v"));
+    let parsed = format!("v = {value}").parse::<toml::Table>().ok();
+    // One value and nothing behind it: what would be another key in a file is no part of this one.
+    let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("v"));
     let value = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
     let keys = toml::Table::from_iter([(key.to_owned(), value)]);
     toml::Table::from_iter([(section.to_owned(), keys.into())])
@@ -358,7 +393,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Layered::load(Some(file.path()), variables, flags)
+        Layered::load_on(NonZeroUsize::MIN, Some(file.path()), variables, flags)
     }
 
     /// Serde says what it takes when it is given what it does not, so the list cannot forget a key.
@@ -413,6 +448,15 @@ mod tests {
         assert_eq!(origin("admin", "listen"), "--admin");
         assert_eq!(origin("storage", "put_lane"), "default");
         assert!(matches!(layered.origin("dht", "server"), Origin::File(_)));
+        assert_eq!(origin("index", "workers"), "sized");
+        let small = load("[limits]\nmemory = 400000000\n[storage]\nget_workers = 3\n", &[], Flags::default())
+            .unwrap();
+        assert_eq!(small.origin("index", "cache_bytes"), &Origin::Memory);
+        assert!(matches!(small.origin("storage", "get_workers"), Origin::File(_)));
+        let shown = small.to_toml(true);
+        let line = shown.lines().find(|line| line.starts_with("stream_bytes_max = ")).unwrap();
+        assert!(line.ends_with(" # limits.memory"), "{line}");
+        assert!(shown.contains("\n# What can be held at most: program 67108864, http "), "{shown}");
         assert_eq!(
             (layered.config.dht.preset, layered.config.log.filter.as_str()),
             (super::super::dht::PresetName::Lan, "info")

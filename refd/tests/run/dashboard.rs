@@ -6,7 +6,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::TcpStream,
     path::Path,
-    process::{Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::{
     Daemon,
+    browser::Browser,
     objects::{refd, said},
 };
 
@@ -65,7 +66,7 @@ fn the_page_is_its_own_and_live() {
             .as_array()
             .unwrap()
             .iter()
-            .any(|queue| queue["name"] == "dht work" && queue["capacity"] == 512.0)
+            .any(|queue| queue["part"] == "dht" && queue["name"] == "work" && queue["capacity"] == 512.0)
     );
 
     // An event now, and another that knows of what happened in between.
@@ -89,64 +90,137 @@ fn the_page_is_its_own_and_live() {
     two.terminate();
 }
 
-/// In a browser, if there is one: the script runs, the page is drawn, and nothing is complained about.
+/// A log that says what a name stands for, decided by one person.
+fn name(daemon: &Daemon, dir: &Path, data: &Path, name: &str, id: &str) {
+    let key = dir.join("ann.key").display().to_string();
+    let made = Command::new(crate::REFD).args(["registry", "key", &key]).output().unwrap();
+    assert!(made.status.success());
+    let run = |arguments: &[&str]| {
+        let output = refd(daemon, data, arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run(&["registry", "init", "--needed", "1", "--signer", &format!("ann={key}")]);
+    let proposal = run(&["registry", "propose", name, "--artifact", id]);
+    run(&["registry", "approve", proposal.trim(), "--key", &key]);
+}
+
+/// In a browser, if there is one, in both colour schemes: every panel is drawn and live, a file is stored, listed, fetched,
+/// searched for and proven by hand, nothing is complained about, and nobody else is asked.
 #[test]
-fn the_page_is_drawn_by_a_browser() {
-    let browsers = ["chromium", "chromium-browser", "google-chrome", "chrome"];
-    let found = browsers.iter().find(|name| {
-        let which = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        which.is_ok_and(|status| status.success())
-    });
-    let Some(browser) = found else {
-        println!("skipped: none of {} is installed", browsers.join(", "));
-        return;
-    };
+fn the_page_is_used_in_a_browser() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, two) = pair(dir.path());
-    let screenshot = std::env::var_os("RON_SCREENSHOT");
-    let browse = |more: &[&str]| {
-        let mut command = Command::new("timeout");
-        command.args([
-            "60",
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-        ]);
-        command.args([
-            "--enable-logging=stderr",
-            "--v=0",
-            "--virtual-time-budget=4000",
-            "--window-size=1280,1400",
-        ]);
-        command.arg(format!("--user-data-dir={}", dir.path().join("profile").display()));
-        command.args(more).arg(format!("http://{}/?once", one.admin));
-        command.output().unwrap()
-    };
-    let drawn = browse(&["--dump-dom"]);
-    let (page, log) = (String::from_utf8_lossy(&drawn.stdout), String::from_utf8_lossy(&drawn.stderr));
-    let id = two.seed.split_once('@').unwrap().0;
-    for words in [
-        id,
-        "class=\"big good\" id=\"ready\">ready<",
-        "dht work",
-        "<dt>pinned</dt><dd title=\"1\">1</dd>",
-        "news",
-        ">once<",
-    ] {
-        assert!(page.contains(words), "{words}: {page} {log}");
+    let mut grounds = BTreeSet::new();
+    for is_dark in [false, true] {
+        let Some(browser) = Browser::start(dir.path(), is_dark) else { return };
+        let dir = dir.path().join(format!("dark-{is_dark}"));
+        fs::create_dir(&dir).unwrap();
+        let (one, two) = pair(&dir);
+        let data = dir.join("one");
+        let id = said(refd(&one, &data, &["put", dir.join("file").to_str().unwrap()]));
+        let id = id.trim();
+        let provided = refd(&two, &dir.join("two"), &["provide", id]).output().unwrap();
+        assert!(provided.status.success(), "{provided:?}");
+        name(&one, &dir, &data, "tools/file", id);
+
+        let page = format!("http://{}/", one.admin);
+        browser.open(&page);
+        browser.reads("#live", "live");
+        let peer = two.seed.split_once('@').unwrap().0;
+        let node = one.seed.split_once('@').unwrap().0;
+        for (panel, words) in [
+            ("#node", node),
+            ("#ready", "ready"),
+            ("#opened", "gates are open"),
+            ("#network", "peers known\n1"),
+            ("#buckets", " bits"),
+            ("#searches", "hops, on average"),
+            ("#hops", "≤ 1"),
+            ("#ended", "complete"),
+            ("#objects", "pinned\n1"),
+            ("#copies", "kept here alone"),
+            ("#log", "names\n1"),
+            ("#checkpoint", node),
+            ("#entries", "bind tools/file b3:"),
+            ("#entries", "ann"),
+            ("#peers", peer),
+            ("#topics", "news"),
+            ("#queues", "work"),
+        ] {
+            browser.reads(panel, words);
+        }
+        browser.run("window.scrollTo(0, 0)");
+        browser.screenshot(&format!("{}-first.png", if is_dark { "dark" } else { "light" }));
+
+        // Stores a file by hand, and sees it in the list and, live, in the count.
+        let file = dir.join("by hand.txt");
+        fs::write(&file, format!("by hand, {is_dark}")).unwrap();
+        let token = fs::read_to_string(data.join("token")).unwrap();
+        browser.fill("#token", token.trim());
+        browser.fill("#file", file.to_str().unwrap());
+        browser.click("#put button");
+        let stored = browser.reads("#put-said", "stored as b3:");
+        let stored = stored.trim_start_matches("stored as ");
+        browser.reads("#list", stored);
+        browser.reads("#objects", "objects\n2");
+        // And fetches it.
+        browser.click("#get button");
+        browser.reads("#get-said", "fetched 1");
+        let download = browser_downloads(dir.parent().unwrap(), &stored.replace(':', "-"));
+        assert_eq!(download, fs::read_to_string(&file).unwrap());
+        browser.fill("#key", id);
+        browser.click("#find button");
+        browser.reads("#find-said", "provided by ");
+        browser.reads("#asked", "answered");
+        browser.fill("#name", "tools/file");
+        browser.click("#prove button");
+        let proven = browser.reads(
+            "#prove-said",
+            "checked here: the proof (hashes: 1) leads to the signed head of 2 entries",
+        );
+        assert!(proven.contains(id), "{proven}");
+        browser.screenshot(&format!("{}.png", if is_dark { "dark" } else { "light" }));
+
+        let complaints = browser.complaints();
+        assert!(complaints.is_empty(), "{complaints:?}");
+        // What is wrong is said where it was asked, and only the browser itself remarks on it.
+        browser.fill("#token", "not the token, and as long as one");
+        browser.click("#put button");
+        browser.reads("#put-said", "credentials");
+        browser.fill("#id", "b3:nonsense");
+        browser.click("#get button");
+        browser.reads("#get-said", "b3:");
+        browser.fill("#name", "no/such/name");
+        browser.click("#prove button");
+        browser.reads("#prove-said", "stands for nothing");
+        let complaints = browser.complaints();
+        assert!(
+            complaints.iter().all(|line| line.contains("the server responded with a status of 4")),
+            "{complaints:?}"
+        );
+        let requests = browser.requests();
+        let blob = format!("blob:{page}");
+        let is_ours =
+            |url: &String| url.starts_with(&page) || url.starts_with(&blob) || url.starts_with("data:");
+        assert!(requests.len() > 10 && requests.iter().all(is_ours), "{requests:?}");
+
+        grounds.insert(browser.run("return getComputedStyle(document.body).backgroundColor").to_string());
+        drop(browser);
+        one.terminate();
+        two.terminate();
     }
-    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert!(complaints.is_empty(), "{complaints:?}");
-    if let Some(path) = screenshot {
-        let light = format!("--screenshot={}", Path::new(&path).join("light.png").display());
-        let dark = format!("--screenshot={}", Path::new(&path).join("dark.png").display());
-        browse(&[&light]);
-        browse(&[&dark, "--force-dark-mode", "--blink-settings=preferredColorScheme=0"]);
+    assert_eq!(grounds.len(), 2, "both colour schemes are drawn alike: {grounds:?}");
+}
+
+/// What was downloaded under this name, once all of it is there.
+fn browser_downloads(dir: &Path, name: &str) -> String {
+    for _ in 0..200 {
+        if let Ok(text) = fs::read_to_string(dir.join(name)) {
+            return text;
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
-    one.terminate();
-    two.terminate();
+    panic!("{name} was not downloaded");
 }
 
 /// Every route that the document has is there, answers as it says, and has no other method; and the table in
@@ -155,7 +229,8 @@ fn the_page_is_drawn_by_a_browser() {
 fn the_document_of_all_routes_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
-    let daemon = Daemon::start(&data, &[]);
+    let secret = crate::keeping::secret(dir.path());
+    let daemon = Daemon::start_with(&data, &[], &[("REFD_KEEPING__SECRET_FILE", secret.as_str())]);
     let document: Value = serde_json::from_str(body(&daemon.get("/admin/openapi.json"))).unwrap();
     let paths = document["paths"].as_object().unwrap();
     let mut refs = Vec::new();
@@ -169,6 +244,7 @@ fn the_document_of_all_routes_is_right() {
     for (template, operations) in paths.iter().filter(|(path, _)| !endless.contains(&path.as_str())) {
         let path = template.replace("{id}", "zz").replace("{key}", "zz").replace("{version}", "zz");
         let path = path.replace("{name}", "no/name").replace("{path}", "zz").replace("{topic}", "zz");
+        let path = path.replace("{node}", "zz");
         for method in ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH"] {
             let answer = daemon.ask(method, &path, &format!("{}Content-Length: 0\r\n", bearer(&data)));
             let status = &answer["HTTP/1.1 ".len()..][..3];
@@ -217,7 +293,8 @@ fn collect_refs<'a>(value: &'a Value, refs: &mut Vec<&'a str>) {
 #[test]
 fn names_of_metrics_in_contrib_are_exported() {
     let dir = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(dir.path(), &[]);
+    let secret = crate::keeping::secret(dir.path());
+    let daemon = Daemon::start_with(dir.path(), &[], &[("REFD_KEEPING__SECRET_FILE", secret.as_str())]);
     // Counted for the first time now.
     daemon.ask("POST", "/admin/reload", &format!("{}Content-Length: 0\r\n", bearer(dir.path())));
     daemon.get("/version");

@@ -1,5 +1,5 @@
-//! What the documents tell people to type, typed: every shell block of `docs/operating.md` in its order, and of `README.md`
-//! what the gate does not run by itself.
+//! What the documents tell people to type, typed: every shell block of `docs/operating.md` and of `docs/runbooks.md` in its
+//! order, and of `README.md` what the gate does not run by itself.
 
 use std::{
     fs,
@@ -11,17 +11,12 @@ use std::{
 
 use crate::REFD;
 
-/// Lines of `README.md` that are run elsewhere: the gate runs the first two as they stand there, and the rest are the gate
-/// and what takes longer than it.
-const RUN_ELSEWHERE: [&str; 8] = [
+/// Lines of `README.md` that the gate runs as they stand there, and the gate.
+const RUN_ELSEWHERE: [&str; 4] = [
     "cargo run --release -p refd -- demo",
     "cargo test --workspace",
     ".ci/run  ",
-    ".ci/run fmt clippy test  ",
-    "cargo bench -p ron-core  ",
-    "bench/run  ",
-    "RUSTFLAGS=\"--cfg ron_loom\" cargo test -p ron-core --release --lib --target-dir target/loom models",
-    ".ci/fuzz 60  ",
+    "cargo run --release --example whole -- --seed 1 --minutes 10",
 ];
 
 /// The shell blocks of a document.
@@ -39,11 +34,12 @@ fn run(script: &str) {
     std::os::unix::fs::symlink(REFD, bin.join("refd")).unwrap();
     fs::write(home.path().join("report.pdf"), b"a report").unwrap();
     // Others may use the ports of the documents.
-    let free: Vec<TcpListener> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let free: Vec<TcpListener> = (0..8).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ports: Vec<String> = free.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
     drop(free);
     let mut script = script.to_owned();
-    for (written, port) in ["4710", "4711", "4720", "4721"].iter().zip(&ports) {
+    for (written, port) in ["4710", "4711", "4720", "4721", "4730", "4731", "4740", "4741"].iter().zip(&ports)
+    {
         script = script.replace(&format!(":{written}"), &format!(":{port}"));
     }
     // The last thing ends what was begun, whatever came of it; the nodes of a script are its children.
@@ -75,13 +71,74 @@ fn every_shell_block_of_operating_runs() {
 }
 
 #[test]
+fn every_shell_block_of_the_runbooks_runs() {
+    if Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("skipped: curl is not installed");
+        return;
+    }
+    let blocks = blocks("docs/runbooks.md");
+    assert!(blocks.len() >= 6, "{blocks:?}");
+    run(&blocks.join("\n"));
+}
+
+#[test]
 fn every_shell_line_of_the_readme_runs_somewhere() {
-    let lines: Vec<String> =
-        blocks("README.md").iter().flat_map(|block| block.lines()).map(str::to_owned).collect();
-    let is_run = |line: &&String| !RUN_ELSEWHERE.iter().any(|known| format!("{line}  ").starts_with(known));
-    let left: Vec<&String> = lines.iter().filter(is_run).collect();
-    assert_eq!(left.len(), 1, "{left:?}");
+    let blocks = blocks("README.md");
+    let lines = blocks.iter().flat_map(|block| block.lines());
+    let is_run = |line: &&str| !RUN_ELSEWHERE.iter().any(|known| format!("{line}  ").starts_with(known));
+    let left: Vec<&str> = lines.filter(is_run).collect();
+    let (node, rest) = left.split_first().unwrap();
+    assert!(*node == "cargo run --release -p refd -- run" && rest.len() >= 4, "{left:?}");
     // A node has no end of its own.
-    let line = left[0].replace("cargo run --release -p refd --", "refd");
-    run(&format!("{line} &\nuntil refd health; do sleep 0.1; done\nkill -TERM $!\nwait $!\ntrap - EXIT"));
+    let node = node.replace("cargo run --release -p refd --", "refd");
+    let rest = rest.join("\n");
+    let checked = "cmp report.pdf copy.pdf; cmp report.pdf again.pdf";
+    run(&format!(
+        "{node} &\nuntil refd health; do sleep 0.1; done\n{rest}\n{checked}\nkill -TERM $!\nwait $!\ntrap - EXIT"
+    ));
+}
+
+/// What is linked to is there: files of the repository, and headings in them.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut documents = vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("SECURITY.md")];
+    for dir in ["docs", "docs/decisions"] {
+        let files = fs::read_dir(root.join(dir)).unwrap().map(|file| file.unwrap().path());
+        documents.extend(files.filter(|file| file.extension().is_some_and(|extension| extension == "md")));
+    }
+    let mut links = 0;
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.contains([' ', '\n']) {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').map_or((link, None), |(file, at)| (file, Some(at)));
+            let target =
+                if file.is_empty() { document.clone() } else { document.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link}", document.display());
+            if let Some(heading) = heading {
+                let text = fs::read_to_string(&target).unwrap();
+                let headings = text.lines().filter(|line| line.starts_with('#')).map(anchor);
+                // The second of two that are called alike has a number.
+                let alike: Vec<String> =
+                    headings.filter(|known| heading.starts_with(known.as_str())).collect();
+                let is_there = alike.iter().enumerate().any(|(at, known)| {
+                    let before = alike[..at].iter().filter(|other| *other == known).count();
+                    *heading == if before == 0 { known.clone() } else { format!("{known}-{before}") }
+                });
+                assert!(is_there, "{}: {link}", document.display());
+            }
+            links += 1;
+        }
+    }
+    assert!(links > 50, "{links}");
+}
+
+/// What a heading is called in a link.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.collect::<String>().replace(' ', "-")
 }

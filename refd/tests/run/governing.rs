@@ -4,7 +4,11 @@
 use std::{
     path::Path,
     process::{Command, Output},
+    time::{Duration, SystemTime},
 };
+
+use ron_core::{ContentId, Deadline, net::Identity};
+use ron_registry::{Action, Content, Policy, Proposal, Signer, client::Client};
 
 use super::{Daemon, REFD};
 
@@ -125,6 +129,63 @@ fn two_of_three_decide_and_others_follow() {
     again.terminate();
 }
 
+/// Who comes after the beginning was pruned starts from the snapshot: the command over HTTP, a daemon between nodes.
+#[test]
+fn a_pruned_log_is_followed_from_its_snapshot() {
+    let (dir, copy_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let prunes = [("REFD_REGISTRY__RETAIN_ENTRIES", "20"), ("REFD_REGISTRY__CHECKPOINT_INTERVAL_MS", "100")];
+    let daemon = Daemon::start_with(dir.path(), &[], &prunes);
+    let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
+    let client = Client::new(&format!("http://{}/registry", daemon.admin)).unwrap().token(token.trim());
+    let soon = || Deadline::after(Duration::from_secs(60));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let head = runtime.block_on(async {
+        let person = Identity::from_seed(&[7; 32]);
+        let signer = Signer { name: "ann".into(), key: person.public_key(), expires: None };
+        client.found(&Policy::of(1, vec![signer]).unwrap(), soon()).await.unwrap();
+        let origin = client.head(soon()).await.unwrap().origin;
+        let mut priors = [0; 4];
+        for version in 2..=300_u64 {
+            let at = (version % 4) as usize;
+            let name = format!("tools/{at}").parse().unwrap();
+            let content = Content::Artifact(ContentId::of(&version.to_be_bytes()));
+            let action = Action::Bind { name, content, prior: priors[at] };
+            // Longer than the test takes, shorter than anything may wait.
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            let expires = now.as_millis() as u64 + 3_600_000;
+            let proposal = Proposal::new(&origin, 1, expires, action, None).unwrap();
+            let approval = proposal.approve(&person, expires);
+            let told = client.commit(&proposal, &[approval], soon()).await.unwrap();
+            assert_eq!(told.version, Some(version));
+            priors[at] = version;
+        }
+        client.head(soon()).await.unwrap()
+    });
+    daemon.eventually("/registry/head", |answer| answer.contains("\"first\":257"));
+    let node = Person { daemon: &daemon, data: dir.path() };
+    let run = node.run(&["registry", "follow", "--log-key", &head.log_key, "--until", "300"]);
+    let (out, err) = (String::from_utf8(run.stdout).unwrap(), String::from_utf8(run.stderr).unwrap());
+    assert!(run.status.success() && err.contains("versions before 257 are pruned there"), "{err}");
+    let versions: Vec<u64> =
+        out.lines().map(|line| line.split('\t').next().unwrap().parse().unwrap()).collect();
+    assert_eq!(versions, (257..=300).collect::<Vec<_>>());
+
+    let follows = [("REFD_REGISTRY__FOLLOW", &*daemon.seed), ("REFD_REGISTRY__LOG_KEY", &*head.log_key)];
+    let copy = Daemon::start_with(copy_dir.path(), &[], &follows);
+    copy.eventually("/registry/head", |answer| {
+        answer.contains(&head.hash) && answer.contains("\"first\":257")
+    });
+    let follower = Person { daemon: &copy, data: copy_dir.path() };
+    let latest = follower.says(&["registry", "get", "tools/0", "--log-key", &head.log_key]);
+    assert_eq!(latest, ContentId::of(&300_u64.to_be_bytes()).to_string());
+    // And it finds its copy again.
+    copy.terminate();
+    let copy = Daemon::start_with(copy_dir.path(), &[], &follows);
+    assert!(copy.get("/registry/head").contains("\"first\":257"));
+    copy.terminate();
+    daemon.terminate();
+}
+
 /// A log in memory begins anew with the process, and so does its key: two logs under one would be a fork.
 #[test]
 fn a_log_in_memory_has_a_key_of_its_own() {
@@ -146,7 +207,28 @@ fn who_follows_needs_a_key() {
     command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(dir.path());
     let run = command.env("REFD_REGISTRY__FOLLOW", "http://127.0.0.1:1/registry").output().unwrap();
     let said = String::from_utf8(run.stderr).unwrap();
-    assert!(!run.status.success() && said.contains("registry.log_key"), "{said}");
+    assert!(run.status.code() == Some(8) && said.contains("registry.log_key"), "{said}");
+    let mut check = Command::new(REFD);
+    check.args(["config", "check", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir.path());
+    let check = check.env("REFD_REGISTRY__FOLLOW", "http://127.0.0.1:1/registry").output().unwrap();
+    assert_eq!(check.status.code(), Some(8), "what a start refuses, a check refuses");
+}
+
+#[test]
+fn health_says_why_a_node_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = ron_registry::NoteSigner::from_seed("log.example", ron_registry::KeyKind::Ed25519, &[7; 32]);
+    let key = key.unwrap().verifier().to_string();
+    let follows =
+        [("REFD_REGISTRY__FOLLOW", "http://127.0.0.1:1/registry"), ("REFD_REGISTRY__LOG_KEY", &*key)];
+    let daemon = Daemon::start_with(dir.path(), &[], &follows);
+    daemon.eventually("/readyz?verbose", |ready| {
+        ready.contains("registry.following") && ready.contains("reason")
+    });
+    let node = format!("http://{}", daemon.admin);
+    let health = Command::new(REFD).args(["health", "--node", &node]).output().unwrap();
+    let said = String::from_utf8(health.stderr).unwrap();
+    assert!(health.status.code() == Some(6) && said.contains("registry.following: "), "{said}");
 }
 
 /// SIGHUP takes over what may change while the node runs, and says what may not.
@@ -191,4 +273,103 @@ fn settings_of_the_dht_are_taken_over_while_it_runs() {
     // How many searches run at once is decided when the node starts.
     asked("[dht]\nalpha = 5\nrpc_timeout_ms = 900\nworkers = 7\n", "needs_restart");
     daemon.terminate();
+}
+
+/// Others decide from now on: those who do now agree, and those who shall show that they can.
+#[test]
+fn signers_are_rotated() {
+    let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let daemon = Daemon::start(dir.path(), &[]);
+    let node = Person { daemon: &daemon, data: dir.path() };
+    let file = |name: &str| keys.path().join(name).to_str().unwrap().to_owned();
+    for name in ["ann", "bob", "cy"] {
+        assert!(alone(&["registry", "key", &file(name)]).status.success());
+    }
+    let signer = |name: &str| format!("{name}={}", file(name));
+    node.says(&["registry", "init", "--needed", "1", "--signer", &signer("ann")]);
+    let waits = node.says(&["registry", "propose", "old", "--artifact", &ContentId::of(b"x").to_string()]);
+    let change = [
+        "registry",
+        "rotate",
+        "--needed",
+        "2",
+        "--signer",
+        &signer("bob"),
+        "--signer",
+        &signer("cy"),
+        "-o",
+        &file("change"),
+    ];
+    let id = node.says(&change);
+    let diff = node.says(&["registry", "diff", &id]);
+    for line in ["- policy      of epoch 1", "+ signer      bob ", "+ group       all: 2 of bob, cy"] {
+        assert!(diff.contains(line), "{line} in {diff}");
+    }
+    assert!(diff.contains("waits for   ann, bob, cy"), "{diff}");
+    for name in ["ann", "bob"] {
+        node.says(&["registry", "approve", &id, "--key", &file(name)]);
+    }
+    assert!(node.says(&["registry", "diff", &id]).contains("waits for   cy"));
+    let approved = node.says(&["registry", "approve", &id, "--key", &file("cy"), "--json"]);
+    assert!(approved.contains("\"version\":2"), "{approved}");
+    // What waited under the old policy is void, and who decided then no longer does.
+    let gone = node.run(&["registry", "approve", &waits, "--key", &file("ann")]);
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("no such proposal"), "{gone:?}");
+    let next = node.says(&["registry", "propose", "new", "--artifact", &ContentId::of(b"x").to_string()]);
+    let refused = node.run(&["registry", "approve", &next, "--key", &file("ann")]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("not_a_signer"), "{refused:?}");
+    for name in ["bob", "cy"] {
+        node.says(&["registry", "approve", &next, "--key", &file(name)]);
+    }
+    assert!(daemon.get("/registry/head").contains("\"version\":3"));
+    let odd = node.run(&["registry", "diff", "nonsense"]);
+    assert!(String::from_utf8_lossy(&odd.stderr).contains("is no id of a proposal"), "{odd:?}");
+    daemon.terminate();
+}
+
+/// Case 48: a log that is older than it was, and one that is gone while its key is not, are not gone on with.
+#[test]
+fn a_log_that_was_rolled_back_is_refused() {
+    let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, ann) = (dir.path().join("registry"), keys.path().join("ann").to_str().unwrap().to_owned());
+    assert!(alone(&["registry", "key", &ann]).status.success());
+    let decide = |name: &str| {
+        let daemon = Daemon::start(dir.path(), &[]);
+        let node = Person { daemon: &daemon, data: dir.path() };
+        if name.is_empty() {
+            node.says(&["registry", "init", "--needed", "1", "--signer", &format!("ann={ann}")]);
+        } else {
+            let id =
+                node.says(&["registry", "propose", name, "--artifact", &ContentId::of(b"x").to_string()]);
+            node.says(&["registry", "approve", &id, "--key", &ann]);
+        }
+        daemon.terminate();
+    };
+    let copy = |from: &Path, to: &Path| {
+        let _ = std::fs::remove_dir_all(to);
+        assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    let refused = || {
+        let mut command = Command::new("timeout");
+        command.args(["20", REFD, "run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]);
+        let run = command.arg(dir.path()).output().unwrap();
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(!run.status.success() && said.contains("registry.seen: the log had 3 entries"), "{said}");
+    };
+    decide("");
+    let (old, new) = (keys.path().join("old"), keys.path().join("new"));
+    decide("a");
+    copy(&log, &old);
+    decide("b");
+    copy(&log, &new);
+    copy(&old, &log);
+    refused();
+    std::fs::remove_dir_all(&log).unwrap();
+    refused();
+    // The right one is gone on with, and another under another key is another log.
+    copy(&new, &log);
+    decide("c");
+    std::fs::remove_dir_all(&log).unwrap();
+    std::fs::remove_file(dir.path().join("registry.key")).unwrap();
+    decide("");
 }

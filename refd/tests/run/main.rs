@@ -2,13 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
+mod abuse;
+mod browser;
 mod commands;
+mod contrib;
 mod dashboard;
+mod demo;
 mod documented;
 mod governing;
+mod keeping;
+mod memory;
 mod objects;
+#[cfg(feature = "otel")]
+mod otel;
 mod resolving;
 mod settings;
+mod stopping;
 mod topics;
 
 use std::{
@@ -247,6 +256,47 @@ fn an_address_that_is_taken_is_named() {
     let ask = Command::new(REFD).args(["ls", "--node", &format!("http://{addr}")]).output().unwrap();
     let said = String::from_utf8(ask.stderr).unwrap();
     assert!(ask.status.code() == Some(5) && said.contains("is `refd run` running"), "{said}");
+}
+
+/// `refd run | head -3` panicked as it said that it stops, and did not stop in order.
+#[test]
+fn a_node_whose_output_nobody_reads_stops_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut one = Daemon::start(dir.path(), &[]);
+    // Its reader goes, and one that has nothing to say takes its place here.
+    let mut silent = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+    one.output = BufReader::new(silent.stdout.take().unwrap());
+    silent.wait().unwrap();
+    one.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 200"));
+    one.signal("TERM");
+    assert!(one.child.wait().unwrap().success());
+}
+
+/// A log is called after its node unless it has a name of its own. A node that lost its key has another id, and refused its own
+/// log without a word on what to do about it.
+#[test]
+fn a_node_with_another_key_is_told_how_to_keep_its_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, key) = (dir.path().join("data"), dir.path().join("ann.key").display().to_string());
+    let one = Daemon::start(&data, &[]);
+    let id = one.seed.split_once('@').unwrap().0.to_owned();
+    assert!(Command::new(REFD).args(["registry", "key", &key]).output().unwrap().status.success());
+    let signer = format!("ann={key}");
+    let init = ["registry", "init", "--needed", "1", "--signer", &signer];
+    assert!(objects::refd(&one, &data, &init).output().unwrap().status.success());
+    one.terminate();
+    std::fs::remove_file(data.join("node.key")).unwrap();
+    let mut command = Command::new(REFD);
+    command.args(["run", "--admin", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data);
+    let refused = command.output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        refused.status.code() == Some(1) && said.contains("registry.origin = \"refd/OLD_NODE_ID\""),
+        "{said}"
+    );
+    let again = Daemon::start_with(&data, &[], &[("REFD_REGISTRY__ORIGIN", &format!("refd/{id}"))]);
+    assert!(!again.seed.starts_with(&id) && again.get("/registry/head").contains(&format!("refd/{id}")));
+    again.terminate();
 }
 
 #[test]

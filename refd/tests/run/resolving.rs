@@ -31,9 +31,36 @@ fn what_is_stored_is_resolved_found_and_routed() {
     let found = String::from_utf8(found.stdout).unwrap();
     assert!(found.lines().count() == 1 && found.contains("store"), "{found}");
 
-    // Nobody has what nobody has; nothing is no key.
+    // A node that is alone cannot know who else has it, and one without a log not what a name stands for: each says what to do.
     let absent = format!("b3:{}", "0".repeat(64));
-    assert!([3, 5, 6].contains(&refd(&daemon, &data, &["resolve", &absent]).status.code().unwrap()));
+    for (key, told, hint) in [
+        (&*absent, "knows no other", "--seed"),
+        ("tools/it", "the log of names has not begun", "refd registry init"),
+    ] {
+        // More often than would have a source left alone that fails.
+        for _ in 0..12 {
+            let refused = refd(&daemon, &data, &["resolve", key]);
+            let words = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(6), "{words}");
+            assert!(words.contains("not_ready") && words.contains(told) && words.contains(hint), "{words}");
+        }
+    }
+    // With a log it is certain that there is no such name; nothing is no key.
+    let signer = dir.path().join("signer");
+    let one = format!("one={}", signer.display());
+    assert!(
+        Command::new(env!("CARGO_BIN_EXE_refd"))
+            .args(["registry", "key"])
+            .arg(&signer)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let begun = refd(&daemon, &data, &["registry", "init", "--needed", "1", "--signer", &one]);
+    assert!(begun.status.success(), "{begun:?}");
+    let unknown = refd(&daemon, &data, &["resolve", "tools/it"]);
+    let words = String::from_utf8(unknown.stderr).unwrap();
+    assert!(unknown.status.code() == Some(3) && words.contains("no_such_name"), "{words}");
     assert_eq!(refd(&daemon, &data, &["resolve", "a b"]).status.code(), Some(2));
 
     // At the root, for clients of other indexes, and below /index with everything else.

@@ -35,6 +35,7 @@ fn settings_are_checked_shown_and_explained() {
         ("preset = \"lan\"", "REFD_DHT__PRESET"),
         ("listen = \"127.0.0.1:9\"", "--admin"),
         ("put_lane = 512", "default"),
+        ("put_workers = ", "sized"),
     ] {
         let found = shown.lines().find(|shown| shown.starts_with(line)).unwrap();
         assert!(found.ends_with(&format!("# {origin}")), "{found}");
@@ -84,13 +85,13 @@ fn with_amnesia_nothing_reaches_the_disk() {
 }
 
 /// A node with its settings in a file, and what it logs in another.
-struct Configured {
-    daemon: Daemon,
-    dir: tempfile::TempDir,
+pub(crate) struct Configured {
+    pub(crate) daemon: Daemon,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Configured {
-    fn start(text: &str) -> Configured {
+    pub(crate) fn start(text: &str) -> Configured {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("refd.toml"), text).unwrap();
         let mut command = Command::new(REFD);
@@ -104,11 +105,11 @@ impl Configured {
         fs::write(self.dir.path().join("refd.toml"), text).unwrap();
     }
 
-    fn data(&self) -> std::path::PathBuf {
+    pub(crate) fn data(&self) -> std::path::PathBuf {
         self.dir.path().join("data")
     }
 
-    fn bearer(&self) -> String {
+    pub(crate) fn bearer(&self) -> String {
         let token = fs::read_to_string(self.data().join("token")).unwrap();
         format!("Authorization: Bearer {}\r\n", token.trim())
     }
@@ -124,7 +125,7 @@ impl Configured {
     }
 }
 
-const ANY_PORT: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+pub(crate) const ANY_PORT: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
 #[test]
 fn a_running_node_takes_other_settings_whole_or_not_at_all() {
@@ -194,6 +195,29 @@ fn a_running_node_takes_other_settings_whole_or_not_at_all() {
     node.daemon.terminate();
 }
 
+/// The index goes by other settings from the signal on, and what it has found stays.
+#[test]
+fn the_index_takes_other_settings_and_keeps_its_answers() {
+    let mut node = Configured::start(ANY_PORT);
+    let file = node.dir.path().join("file");
+    fs::write(&file, "something").unwrap();
+    let put = refd(&node.daemon, &node.data(), &["put", file.to_str().unwrap()]).output().unwrap();
+    let path = format!("/resolve/{}", words(&put.stdout).trim());
+    let looked_up = node.daemon.get(&path);
+    assert!(looked_up.contains("max-age=300, stale-while-revalidate=30, stale-if-error=3600"), "{looked_up}");
+    node.write(&format!("{ANY_PORT}[index]\ndeadline_ms = 700\nstale_if_error_ms = 7000\n"));
+    node.daemon.signal("HUP");
+    let taken = node.daemon.line_with("settings");
+    assert_eq!(taken, "settings taken over: index.deadline_ms, index.stale_if_error_ms changed\n");
+    let cached = node.daemon.get(&path);
+    assert!(cached.contains("max-age=300, stale-while-revalidate=30, stale-if-error=7\r\n"), "{cached}");
+    let counted = node.daemon.get("/metrics");
+    for line in ["ron_index_cache_misses_total 1\n", "ron_index_cache_hits_total{freshness=\"fresh\"} 1\n"] {
+        assert!(counted.contains(line), "{line}: {counted}");
+    }
+    assert!(node.daemon.terminate().contains(" 0 cut off"));
+}
+
 /// The listener moves, or stays where it is if it cannot.
 #[test]
 fn the_admin_listener_moves_without_a_restart() {
@@ -212,6 +236,106 @@ fn the_admin_listener_moves_without_a_restart() {
     assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
     let said = node.daemon.terminate();
     assert!(said.contains(" 0 cut off"), "{said}");
+}
+
+/// So does the place where other nodes reach this one. Who is linked stays linked, and who comes finds it at the new place.
+#[test]
+fn the_listener_for_other_nodes_moves_without_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refd.toml");
+    let write = |listen: &str| {
+        fs::write(&file, format!("[net]\nlisten = [{listen}]\n[overlay]\ntopics = [\"news\"]\n")).unwrap();
+    };
+    write("\"127.0.0.1:0\"");
+    let mut command = Command::new(REFD);
+    command
+        .args(["run", "--admin", "127.0.0.1:0", "--config"])
+        .arg(&file)
+        .arg("--data-dir")
+        .arg(dir.path().join("one"));
+    let mut one = Daemon::spawn(command);
+    let id = one.seed.split_once('@').unwrap().0.to_owned();
+    let news = [("REFD_OVERLAY__TOPICS", "[\"news\"]")];
+    let two = Daemon::start_with(&dir.path().join("two"), &["--seed", &one.seed], &news);
+    two.eventually("/overlay/topics", |topics| topics.contains(&format!("\"neighbours\":[\"{id}\"]")));
+    let token = fs::read_to_string(dir.path().join("one/token")).unwrap();
+    let headers = format!("Authorization: Bearer {}\r\nContent-Length: 0\r\n", token.trim());
+    let reload = |one: &Daemon| one.ask("POST", "/admin/reload", &headers);
+    let key = "1f".repeat(32);
+    assert!(one.ask("POST", &format!("/dht/provide/{key}"), &headers).starts_with("HTTP/1.1 200"));
+
+    // One of two cannot be had: neither is taken.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    write(&format!("\"{free}\", \"{}\"", taken.local_addr().unwrap()));
+    let refused = reload(&one);
+    assert!(refused.starts_with("HTTP/1.1 500") && refused.contains("not_applied"), "{refused}");
+    assert!(
+        refused.contains("net.listen") && refused.contains(&taken.local_addr().unwrap().to_string()),
+        "{refused}"
+    );
+    assert!(std::net::TcpStream::connect(free).is_err(), "it listens where it said that it does not");
+    let old = one.seed.split_once('@').unwrap().1.to_owned();
+    assert!(one.get("/dht/status").contains(&old));
+
+    write(&format!("\"{free}\""));
+    one.signal("HUP");
+    assert_eq!(one.line_with("settings"), "settings taken over: net.listen changed\n");
+    assert_eq!(
+        one.line_with("listens on"),
+        format!("listens on {free}; others begin with --seed {id}@{free}\n")
+    );
+    assert!(std::net::TcpStream::connect(&old).is_err(), "it still listens at the old place");
+    for path in ["/dht/status", "/overlay/status"] {
+        let status = one.get(path);
+        assert!(status.contains(&free.to_string()) && !status.contains(&old), "{path}: {status}");
+    }
+    // The session that was there is the one that the words go over. They are said until they are heard, since nobody tells
+    // when the listener has begun.
+    let mut listening = refd(&two, &dir.path().join("two"), &["gossip", "sub", "news", "--count", "1"]);
+    let mut listening = listening.stdout(Stdio::piped()).spawn().unwrap();
+    let mut tries = 0;
+    while listening.try_wait().unwrap().is_none() {
+        let said = refd(&one, &dir.path().join("one"), &["gossip", "pub", "news", "moved"]).output().unwrap();
+        assert!(said.status.success(), "{}", words(&said.stderr));
+        tries += 1;
+        if tries > 300 {
+            let _ = listening.kill();
+        }
+    }
+    let heard = listening.wait_with_output().unwrap();
+    assert!(words(&heard.stdout).contains("moved"), "after {tries}: {}", words(&heard.stdout));
+    // A newcomer begins at the new place, and learns from the other where the key is provided now.
+    let three = Daemon::start_with(&dir.path().join("three"), &["--seed", &format!("{id}@{free}")], &[]);
+    three.eventually("/dht/status", |status| status.contains("\"peers\":2,"));
+    three.terminate();
+    assert!(one.terminate().contains(" 0 cut off"));
+    two.terminate();
+}
+
+/// Connections need descriptors, and too few are noticed before they run out.
+#[test]
+fn too_few_descriptors_are_told_at_the_start_and_by_the_doctor() {
+    let dir = tempfile::tempdir().unwrap();
+    let limited = |arguments: &str| {
+        let mut command = Command::new("sh");
+        let (refd, data) = (REFD, dir.path().display());
+        let line = format!(
+            "ulimit -Sn 700; exec {refd} {arguments} --listen 127.0.0.1:0 --admin 127.0.0.1:0 --data-dir {data}/node"
+        );
+        command.args(["-c", &line]);
+        command
+    };
+    let told = "700 descriptors are allowed, 3360 may be needed (overlay.max_conns is 1024, dht.sessions_max is 1024, admin.max_conns is 1024)";
+    let looked = limited("doctor").output().unwrap();
+    let shown = words(&looked.stdout);
+    assert!(looked.status.success() && shown.contains(&format!("warn\tdescriptors\t{told}")), "{shown}");
+    let log = dir.path().join("log");
+    let mut run = limited("run");
+    run.stderr(fs::File::create(&log).unwrap());
+    Daemon::spawn(run).terminate();
+    let logged = fs::read_to_string(&log).unwrap();
+    assert!(logged.contains(told) && logged.contains("LimitNOFILE=3360"), "{logged}");
 }
 
 /// A balancer has time to look elsewhere: the node says that it is not ready, and serves. Who cannot wait asks again.

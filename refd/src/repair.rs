@@ -1,0 +1,282 @@
+//! `refd repair` and `refd decommission`: a person or a script asks how objects on many nodes are doing, and lets a node go.
+
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use clap::{Args, Subcommand};
+use ron_core::{ContentId, NodeId};
+use ron_storage::{claims::Policy, repair::Ack};
+use serde_json::Value;
+
+use crate::{
+    ask::AskError,
+    client::{CODES, Target},
+};
+
+/// Between two looks at a node that is emptied.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// What is asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Request {
+    /// How objects that live on many nodes are doing, and what is wished for them.
+    #[command(subcommand)]
+    Repair(Repair),
+    /// Empties a node before it goes: it is given nothing more, and what it has is copied to others. Waits until they have it.
+    #[command(after_help = CODES)]
+    Decommission {
+        /// Takes it back: the node stays.
+        #[arg(long)]
+        undo: bool,
+        /// Does not wait; `refd repair status` says how many objects are left.
+        #[arg(long, conflicts_with = "undo")]
+        no_wait: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// What is asked about repair.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Repair {
+    /// Says how objects and nodes are doing, and what happened last.
+    #[command(after_help = CODES)]
+    Status {
+        /// Exits with 6 unless every object is as its policy asks for.
+        #[arg(long)]
+        check: bool,
+        /// With --check, unless so many nodes answer too, that one among them.
+        #[arg(long, value_name = "COUNT", requires = "check", default_value_t = 1)]
+        nodes: u64,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Says how objects are kept from now on, and prints their ids.
+    #[command(after_help = CODES)]
+    Policy {
+        /// Their ids.
+        #[arg(required = true, value_parser = ContentId::parse_any)]
+        ids: Vec<ContentId>,
+        #[command(flatten)]
+        wish: Wish,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Does not wait for a node any more that will not come back, and prints its id.
+    #[command(after_help = CODES)]
+    Forget {
+        /// Its id.
+        #[arg(value_name = "NODE_ID")]
+        lost: NodeId,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// How an object is kept, and when that is answered.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Wish {
+    /// So many copies, each on a node of its own [default: keeping.policy of the node].
+    #[arg(long, value_name = "COUNT", conflicts_with = "erasure")]
+    copies: Option<u8>,
+    /// Cut into K shards and M more, each on a node of its own; any K of them are enough.
+    #[arg(long, value_name = "K+M", value_parser = erasure)]
+    erasure: Option<Policy>,
+    /// Answers when it is durable on that node (`local`), or on so many, or in shards as safe as so many copies
+    /// [default: keeping.ack of the node].
+    #[arg(long, value_name = "local|COUNT")]
+    ack: Option<Ack>,
+}
+
+impl Wish {
+    /// Whether anything is wished for.
+    pub(crate) fn is_some(&self) -> bool {
+        self.copies.is_some() || self.erasure.is_some() || self.ack.is_some()
+    }
+
+    /// As the node is asked for it.
+    pub(crate) fn policy(&self) -> Option<String> {
+        let copies = self.copies.map(|copies| copies.to_string());
+        copies.or_else(|| self.erasure.map(|policy| policy.to_string()))
+    }
+
+    /// As the node is asked for it.
+    pub(crate) fn ack(&self) -> Option<String> {
+        self.ack.map(|ack| ack.to_string())
+    }
+}
+
+fn erasure(text: &str) -> Result<Policy, String> {
+    match text.parse() {
+        Ok(policy @ Policy::Erasure { .. }) => Ok(policy),
+        Ok(Policy::Copies(_)) => Err("shards are K+M, as in 6+3".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A node that keeps its objects alone has nothing to say about others.
+#[derive(Debug, thiserror::Error)]
+#[error("this node keeps its objects alone: set keeping.secret_file or keeping.members there")]
+pub(crate) struct Alone;
+
+/// Something is missing.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unmet(String);
+
+/// Asks, and prints the answer.
+pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
+    match request {
+        Request::Repair(Repair::Status { check, nodes, target }) => {
+            let status = ask(&target, "GET", "/keeping/status").await?;
+            match target.is_json() {
+                true => say(&status.to_string())?,
+                false => say_status(&status)?,
+            }
+            match unmet(&status, nodes).filter(|_| check) {
+                Some(words) => Err(Unmet(words).into()),
+                None => Ok(()),
+            }
+        }
+        Request::Repair(Repair::Policy { ids, wish, target }) => {
+            let wishes = [("policy", wish.policy()), ("ack", wish.ack())];
+            let wishes = wishes.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+            let query = wishes.collect::<Vec<_>>().join("&");
+            for id in ids {
+                let answer = ask(&target, "PUT", &format!("/keeping/objects/{id}?{query}")).await?;
+                say(&if target.is_json() { answer.to_string() } else { id.to_string() })?;
+            }
+            Ok(())
+        }
+        Request::Repair(Repair::Forget { lost: node, target }) => {
+            let answer = ask(&target, "DELETE", &format!("/keeping/nodes/{node}")).await?;
+            say(&if target.is_json() { answer.to_string() } else { node.to_string() })
+        }
+        Request::Decommission { undo, no_wait, target } => {
+            ask(&target, if undo { "DELETE" } else { "PUT" }, "/keeping/draining").await?;
+            let status = match undo || no_wait {
+                true => ask(&target, "GET", "/keeping/status").await?,
+                false => emptied(&target).await?,
+            };
+            match (target.is_json(), undo, no_wait) {
+                (true, _, _) => say(&status.to_string()),
+                (false, true, _) => say("the node stays"),
+                (false, false, true) => say("the node is emptied; refd repair status says how far it is"),
+                (false, false, false) => say("others have what the node has, and it can be stopped"),
+            }
+        }
+    }
+}
+
+async fn ask(target: &Target, method: &'static str, path: &str) -> Result<Value, Box<dyn Error>> {
+    match target.ask(method, path, Bytes::new()).await {
+        Err(error) => match error.downcast_ref::<AskError>() {
+            Some(AskError::Refused { status: 404, code, .. }) if code == "not_found" => Err(Alone.into()),
+            _ => Err(error),
+        },
+        answer => answer,
+    }
+}
+
+/// Waits until a node has nothing left that belongs elsewhere, and the others know that it goes.
+async fn emptied(target: &Target) -> Result<Value, Box<dyn Error>> {
+    let mut told = None;
+    loop {
+        let status = ask(target, "GET", "/keeping/status").await?;
+        let left = status["needed"].as_u64();
+        // It is summed up once a second: before that it does not know yet.
+        if status["draining"] == true {
+            if left == Some(0) && status["untold"] == 0 {
+                return Ok(status);
+            }
+            if left != told {
+                eprintln!("{} objects and shards are still needed here", left.unwrap_or_default());
+                told = left;
+            }
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn count(status: &Value, key: &str) -> u64 {
+    status["objects"][key].as_u64().unwrap_or_default()
+}
+
+/// What is not as it should be.
+fn unmet(status: &Value, nodes: u64) -> Option<String> {
+    if status["has_looked"] != true {
+        return Some("the node has not compared with the others yet".to_owned());
+    }
+    let up = status["up"].as_u64().unwrap_or_default();
+    if up < nodes {
+        return Some(format!("{up} nodes answer, and {nodes} should"));
+    }
+    let (under, urgent, lost) = (count(status, "under"), count(status, "urgent"), count(status, "lost"));
+    (under + urgent + lost > 0).then(|| {
+        format!("{} objects are less than their policy asks for, {lost} of them lost", under + urgent + lost)
+    })
+}
+
+fn say(line: &str) -> Result<(), Box<dyn Error>> {
+    Ok(writeln!(io::stdout(), "{line}")?)
+}
+
+fn say_status(status: &Value) -> Result<(), Box<dyn Error>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
+    let mut out = io::stdout().lock();
+    let ack = match text(&status["ack"]).as_str() {
+        "local" => "answered when it is durable here".to_owned(),
+        nodes => format!("answered when {nodes} nodes have it"),
+    };
+    writeln!(out, "policy\t{}, {ack}", text(&status["policy"]))?;
+    writeln!(
+        out,
+        "objects\t{} as they should be, {} with something missing, {} at their last copy, {} lost, {} deleted",
+        count(status, "met"),
+        count(status, "under"),
+        count(status, "urgent"),
+        count(status, "lost"),
+        count(status, "deleted")
+    )?;
+    let fewest = status["rf_observed"].as_u64().map_or("-".to_owned(), |fewest| fewest.to_string());
+    writeln!(out, "copies\t{fewest} at least")?;
+    let rate = number(&status["bytes_per_second"]) as f64 / f64::from(1 << 20);
+    writeln!(out, "repairs\t{} under way, up to {rate:.1} MiB/s", number(&status["repairs"]))?;
+    if status["draining"] == true {
+        let (needed, untold) = (number(&status["needed"]), number(&status["untold"]));
+        writeln!(
+            out,
+            "leaving\t{needed} objects and shards are still needed here, {untold} nodes have not heard of it"
+        )?;
+    }
+    let none = Vec::new();
+    for node in status["nodes"].as_array().unwrap_or(&none) {
+        let addrs: Vec<String> = node["addrs"].as_array().unwrap_or(&none).iter().map(text).collect();
+        let seen = node["seen_ms"]
+            .as_u64()
+            .map_or("never seen".to_owned(), |seen| format!("seen {} s ago", seen / 1000));
+        let seen = if node["this"] == true { "this node".to_owned() } else { seen };
+        let durable = if node["durable"] == true { "" } else { "\tin memory" };
+        writeln!(
+            out,
+            "node\t{}\t{}\t{}\t{seen}\tweight {}\t{} objects and shards{durable}",
+            text(&node["id"]),
+            addrs.join(","),
+            text(&node["presence"]),
+            number(&node["weight"]),
+            number(&node["pieces"])
+        )?;
+    }
+    for event in status["recent"].as_array().unwrap_or(&none) {
+        let parts = ["object", "node", "class"].iter().filter_map(|key| event[*key].as_str());
+        let parts =
+            parts.map(str::to_owned).chain(event["bytes"].as_u64().map(|bytes| format!("{bytes} bytes")));
+        writeln!(out, "event\t{}\t{}", text(&event["event"]), parts.collect::<Vec<_>>().join("\t"))?;
+    }
+    Ok(())
+}

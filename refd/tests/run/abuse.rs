@@ -1,0 +1,188 @@
+//! A daemon among clients and peers who mean it harm: each test is one way to try, over real sockets and against the real
+//! program. What is defended, and by what, is in `docs/security.md`, whose table names these tests.
+//!
+//! Counts and times are bounded. Nothing here measures speed: a bound on time only says that nobody waits for an attacker.
+
+mod bodies;
+mod disk;
+mod heads;
+mod logs;
+mod names;
+mod peers;
+mod slow;
+mod table;
+mod tokens;
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ron_core::ContentId;
+use serde_json::Value;
+
+use crate::settings::{ANY_PORT, Configured};
+
+/// Longer than every timeout of the node together, and the end of every wait in here.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A node with the usual settings and these.
+fn node(more: &str) -> Configured {
+    let node = Configured::start(&format!("{ANY_PORT}{more}"));
+    // Until then routes are answered with 503, and that is no answer to an attack.
+    node.daemon.eventually("/readyz?writes", |answer| answer.starts_with("HTTP/1.1 200"));
+    node
+}
+
+/// Sends bytes as they are, and returns what comes back until the node closes. It has to: who is left open is a finding.
+fn exchange(addr: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    // Who refuses early does not read the rest.
+    let _ = stream.write_all(bytes);
+    rest(&mut stream)
+}
+
+/// What comes until the end. A reset is an end.
+fn rest(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut answer, mut some) = (Vec::new(), [0; 16 << 10]);
+    loop {
+        match stream.read(&mut some) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&some[..count]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("neither an end nor an answer after {:?}", String::from_utf8_lossy(&answer));
+            }
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Of an answer; 0 if there is none.
+fn status(answer: &str) -> u16 {
+    answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok()).unwrap_or(0)
+}
+
+/// Waits until it is so, for what happens in its own time.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = ron_core::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Configured {
+    /// A request with a body, and its answer.
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> String {
+        let admin = self.daemon.admin;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
+            body.len()
+        );
+        exchange(admin, &[head.as_bytes(), body].concat())
+    }
+
+    /// The same, from somebody with the token.
+    fn allowed(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> String {
+        self.ask(method, path, &format!("{}{headers}", self.bearer()), body)
+    }
+
+    /// Stores an object.
+    fn put(&self, content: &[u8]) -> ContentId {
+        let stored = self.allowed("POST", "/o", "", content);
+        assert_eq!(status(&stored), 201, "{stored}");
+        ContentId::of(content)
+    }
+
+    /// Memory in use, in bytes. Zero where the system does not tell.
+    fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.daemon.child.id());
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        kib.unwrap_or(0) << 10
+    }
+
+    /// How much memory `work` has left it with more than before.
+    fn growth(&self, work: impl FnOnce()) -> u64 {
+        let before = self.memory();
+        work();
+        self.memory().saturating_sub(before)
+    }
+
+    /// The value of a metric, by its name and labels; zero if there is none.
+    fn count(&self, series: &str) -> u64 {
+        let metrics = self.daemon.get("/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.map_or(0, |value| value.trim().parse::<f64>().unwrap() as u64)
+    }
+
+    /// Every file below the data directory, with its length.
+    fn files(&self) -> Vec<(PathBuf, u64)> {
+        let mut found = Vec::new();
+        walk(&self.data(), &mut found);
+        found.sort();
+        found
+    }
+
+    /// Files of large objects, finished or not.
+    fn large_files(&self) -> usize {
+        self.files()
+            .iter()
+            .filter(|(path, _)| path.parent().is_some_and(|dir| dir.ends_with("large")))
+            .count()
+    }
+
+    /// It answers, has not been restarted by anybody, and nothing in it panicked.
+    fn is_well(&self) {
+        assert!(self.daemon.get("/healthz").ends_with("ok\n"));
+        let metrics = self.daemon.get("/metrics");
+        let panicked = metrics
+            .lines()
+            .filter(|line| line.contains("panicked_total{"))
+            .find(|line| !line.ends_with(" 0"));
+        assert_eq!(panicked, None);
+        let log = fs::read_to_string(self.dir.path().join("log")).unwrap();
+        assert!(!log.contains("panicked"), "{log}");
+    }
+
+    /// Every route of the admin listener: path, method, whether it wants the token.
+    fn routes(&self) -> Vec<(String, String, bool)> {
+        let document = self.daemon.get("/admin/openapi.json");
+        let document: Value = serde_json::from_str(document.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let mut routes = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                if method != "parameters" {
+                    routes.push((path.clone(), method.to_uppercase(), operation.get("security").is_some()));
+                }
+            }
+        }
+        assert!(routes.len() > 60, "{routes:?}");
+        routes
+    }
+}
+
+fn walk(dir: &Path, found: &mut Vec<(PathBuf, u64)>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let meta = fs::symlink_metadata(entry.path()).unwrap();
+        match meta.is_dir() {
+            true => walk(&entry.path(), found),
+            false => found.push((entry.path(), meta.len())),
+        }
+    }
+}
+
+/// Bytes that do not repeat.
+fn content(len: usize, number: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&number.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,327 @@
+//! The port that other nodes call: connections that say nothing, frames and messages that announce what nobody could hold,
+//! and the largest numbers there are. Behind TLS it is a real peer with a key of its own that says them.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use ron_core::{
+    Deadline, LaneSpec, NodeId, Supervisor,
+    net::{
+        Contact, Endpoint, Identity,
+        rpc::{Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
+    },
+};
+use ron_dht::ProviderRecord;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    runtime::Runtime,
+};
+
+use super::{PATIENCE, node, rest, slow::connect_from, until};
+use crate::settings::Configured;
+
+const LINKS: LaneSpec = LaneSpec::new("test", "links", 64);
+
+/// What a node speaks, with the number of its methods and one beyond.
+pub(super) const PROTOCOLS: [(Protocol, u16); 4] = [
+    (Protocol { alpn: "ron/dht/1", proto: 1, links: LINKS }, 6),
+    (Protocol { alpn: "ron/oap/1", proto: 2, links: LINKS }, 4),
+    (Protocol { alpn: "ron/blob/1", proto: 3, links: LINKS }, 6),
+    (Protocol { alpn: "ron/reg/1", proto: 4, links: LINKS }, 7),
+];
+
+/// Refuses whatever it is asked.
+struct Refuses(&'static str);
+
+impl Service for Refuses {
+    fn call(&self, _: Request) -> Handling {
+        Handling::Done(Err(Fault::bad_request(self.0)))
+    }
+}
+
+/// A peer with a key of its own, in this process.
+pub(super) struct Peer {
+    pub(super) runtime: Runtime,
+    pub(super) host: Supervisor,
+    pub(super) endpoint: Endpoint,
+}
+
+impl Peer {
+    pub(super) fn new() -> Peer {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let host = Supervisor::new("peer");
+        let endpoint =
+            Endpoint::builder(Identity::generate().unwrap()).listen("127.0.0.1:0".parse().unwrap());
+        let endpoint = endpoint.start(&host).unwrap();
+        drop(_inside);
+        Peer { runtime, host, endpoint }
+    }
+
+    /// Speaks a protocol, and refuses with `words`.
+    pub(super) fn speak(&self, protocol: Protocol, words: &'static str) -> Peers {
+        let _inside = self.runtime.enter();
+        Peers::start(&self.endpoint, protocol, Arc::new(Refuses(words)), PeersSettings::default(), &self.host)
+            .unwrap()
+    }
+
+    /// A link on which nothing was said yet.
+    async fn link(
+        &self,
+        to: &Contact,
+        alpn: &'static str,
+    ) -> Result<ron_core::net::Link, ron_core::net::NetError> {
+        self.endpoint.connect(to.id, &to.addrs, alpn, soon()).await
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.runtime.block_on(self.host.shutdown());
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+fn contact(node: &Configured) -> Contact {
+    node.daemon.seed.parse().unwrap()
+}
+
+/// Case 6: fifteen hundred connections from twenty addresses that begin no handshake, or never end it.
+#[test]
+fn silent_connections_leave_room_for_an_honest_peer() {
+    let node = node("");
+    let to = contact(&node);
+    let peer = Peer::new();
+    let wanted = 1500.min(descriptors().saturating_sub(300));
+    let mut silent = Vec::new();
+    for number in 0..wanted {
+        let mut stream = connect_from(100 + (number % 20) as u8, to.addrs[0]).unwrap();
+        // Some say the first bytes of a ClientHello that is longer than they will ever send.
+        if number % 3 == 0 {
+            let _ = stream.write_all(&[0x16, 0x03, 0x01, 0x40, 0x00, 0x01, 0x00, 0xff, 0xf0]);
+        }
+        silent.push(stream);
+    }
+    // While all of them hold their places; each has three seconds.
+    let began = ron_core::now();
+    peer.runtime.block_on(peer.link(&to, "ron/dht/1")).unwrap();
+    let took = began.elapsed();
+    println!("{wanted} silent connections, an honest dial in {took:?}");
+    assert!(took < Duration::from_millis(2500), "it waited for their time to be over: {took:?}");
+    for stream in &mut silent {
+        rest(stream);
+    }
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    assert!(node.count("ron_core_handshake_failures_total{reason=\"timeout\"}") > wanted as u64 / 2);
+    peer.runtime.block_on(peer.link(&to, "ron/reg/1")).unwrap();
+    node.is_well();
+}
+
+/// How many files this process and the one it starts may have open.
+fn descriptors() -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok()).unwrap_or(1024)
+}
+
+/// Case 1: four gigabytes announced, before TLS, behind it, and behind a HELLO, on every protocol.
+#[test]
+fn announced_gigabytes_are_refused_before_they_are_held() {
+    let node = node("");
+    let (to, peer) = (contact(&node), Peer::new());
+    let hello = ron_core::net::oap::Hello::default().request();
+    let mut greeting = Vec::new();
+    // The frame as its parts, since nobody writes the next one for us: length, version, flags, code, proto, tenant, no
+    // capability, corr, payload.
+    greeting.extend((38 + hello.payload.len() as u32).to_be_bytes());
+    greeting.extend([0, 1, 0, 1, 0, 0, 0, 0]);
+    greeting.extend([0; 16 + 2]);
+    greeting.extend(hello.corr.to_be_bytes());
+    greeting.extend(&hello.payload);
+    let bare = |addr: SocketAddr| {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        let _ = stream.write_all(&[0xff; 100]);
+        rest(&mut stream);
+    };
+    bare(to.addrs[0]);
+    let rejected = || -> u64 {
+        let of = |part: &str| node.count(&format!("{part}_frame_rejects_total{{reason=\"too_long\"}}"));
+        ["ron_core", "ron_dht", "ron_overlay", "ron_storage", "ron_registry"].map(of).iter().sum()
+    };
+    let before = rejected();
+    let grown = node.growth(|| {
+        for _ in 0..10 {
+            bare(to.addrs[0]);
+            for (protocol, _) in PROTOCOLS {
+                for begins in [&[][..], &greeting] {
+                    peer.runtime.block_on(async {
+                        let mut link = peer.link(&to, protocol.alpn).await.unwrap();
+                        let mut frame = begins.to_vec();
+                        frame.extend([0xff, 0xff, 0xff, 0xff, 0, 1, 0, 1]);
+                        frame.extend([0; 30]);
+                        link.stream.write_all(&frame).await.unwrap();
+                        link.stream.flush().await.unwrap();
+                        let mut rest = Vec::new();
+                        let end = tokio::time::timeout(PATIENCE, link.stream.read_to_end(&mut rest)).await;
+                        assert!(end.is_ok(), "{} is left open", protocol.alpn);
+                    });
+                }
+            }
+        }
+    });
+    assert!(rejected() >= before + 80, "{} of 80 counted", rejected() - before);
+    assert!(grown < 16 << 20, "{grown} bytes more");
+    node.is_well();
+}
+
+/// What a message may not be, and the largest numbers where small ones are expected. Maps, lists and bytes of lengths that
+/// nothing stands behind; depth; and nothing at all.
+fn bombs() -> Vec<Vec<u8>> {
+    const MOST: &[u8] = b"\x1b\xff\xff\xff\xff\xff\xff\xff\xff";
+    let mut bombs: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        b"\x9a\xff\xff\xff\xff".to_vec(),
+        b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(),
+        b"\xba\xff\xff\xff\xff".to_vec(),
+        b"\xbb\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(),
+        b"\x5b\x7f\xff\xff\xff\xff\xff\xff\xff".to_vec(),
+        b"\x7b\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(),
+        b"\x9f".to_vec(),
+        b"\xbf".to_vec(),
+        vec![0x81; 200_000],
+        [vec![0xa1, 0x00], vec![0x81; 200_000]].concat(),
+        b"\xa1\x00".repeat(100_000),
+        vec![0xff; 1000],
+        vec![0xd8; 100_000],
+    ];
+    // Every small key with every kind of length behind it, and the largest number as a value.
+    for key in 0..6u8 {
+        for value in [
+            &b"\x9a\xff\xff\xff\xff"[..],
+            b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\xbb\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\x5a\xff\xff\xff\xff",
+            b"\x5b\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\x7a\xff\xff\xff\xff",
+            MOST,
+            b"\x3b\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\xfb\x7f\xf8\x00\x00\x00\x00\x00\x00",
+            b"\xf6",
+        ] {
+            bombs.push([&[0xa1, key], value].concat());
+        }
+    }
+    // All fields at once at their largest, up to six, also behind 32 bytes as most messages begin.
+    for fields in 1..6u8 {
+        let mut numbers = vec![0xa0 | fields];
+        let mut keyed = vec![0xa0 | (fields + 1), 0, 0x58, 32];
+        keyed.extend([7; 32]);
+        for key in 0..fields {
+            numbers.push(key);
+            numbers.extend(MOST);
+            keyed.push(key + 1);
+            keyed.extend(MOST);
+        }
+        bombs.extend([numbers, keyed]);
+    }
+    bombs
+}
+
+/// Cases 14 and 62: on every method of every protocol.
+#[test]
+fn messages_that_announce_too_much_cost_nothing() {
+    let node = node("");
+    let (to, peer) = (contact(&node), Peer::new());
+    let bombs = bombs();
+    let speakers: Vec<(Peers, u16)> =
+        PROTOCOLS.iter().map(|(protocol, methods)| (peer.speak(*protocol, "no"), *methods)).collect();
+    let throw = |id: NodeId, addrs: &[SocketAddr]| {
+        let mut answered = 0;
+        for (peers, methods) in &speakers {
+            for number in 0..=*methods {
+                for bomb in &bombs {
+                    let call = Method { number, name: "bomb" };
+                    let deadline = Deadline::after(Duration::from_millis(1500));
+                    let told: Result<Bytes, RpcError> =
+                        peer.runtime.block_on(peers.call(id, addrs, call, bomb.clone(), deadline));
+                    // What is refused is refused with a reason. Whoever sends nonsense all the time may be left alone,
+                    // and a question for news may last; no answer is longer than it has to be.
+                    match told {
+                        Ok(answer) => assert!(answer.len() < 64 << 10, "{} bytes", answer.len()),
+                        Err(RpcError::Panicked { .. }) => panic!("{number} {bomb:02x?}"),
+                        Err(_) => {}
+                    }
+                    answered += 1;
+                }
+            }
+        }
+        answered
+    };
+    let mut asked = 0;
+    let grown = node.growth(|| asked = throw(to.id, &to.addrs));
+    println!("{asked} messages, {grown} bytes more");
+    assert!(grown < 24 << 20, "{grown} bytes more");
+    until("it answers", || peer.runtime.block_on(peer.link(&to, "ron/dht/1")).is_ok());
+    node.is_well();
+    assert!(node.daemon.get("/readyz").starts_with("HTTP/1.1 200"));
+}
+
+/// Case 24: thirty signed records of thirty names that all live at the address of somebody who has nothing to do with it.
+/// Whoever asks for the object has the node look for its providers, and the bystander is called as often as one name is.
+#[test]
+fn a_bystander_is_not_called_for_names_that_others_made_up() {
+    // One keeps the records, the other finds them there.
+    let keeps = node("");
+    let node = node(&format!("[dht]\nseeds = [\"{}\"]\n", keeps.daemon.seed));
+    let (to, peer) = (contact(&keeps), Peer::new());
+    let bystander = TcpListener::bind("127.0.0.1:0").unwrap();
+    bystander.set_nonblocking(true).unwrap();
+    let address = bystander.local_addr().unwrap();
+    let wanted = ron_core::ContentId::of(b"nobody has this");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let records = (1..=30u8).map(|number| {
+        let publisher = Identity::from_seed(&[number; 32]);
+        let record =
+            ProviderRecord::sign(&publisher, wanted.into(), &[address], 1, now, Duration::from_secs(3600));
+        record.encoded().clone()
+    });
+    let (number, body) = ron_dht::network::Request::Provide { records: records.collect() }.encode();
+    let dht = peer.speak(PROTOCOLS[0].0, "no");
+    let call = Method { number, name: "provide" };
+    peer.runtime.block_on(dht.call(to.id, &to.addrs, call, body, soon())).unwrap();
+    let known = format!("/dht/providers/{wanted}?limit=30&timeout_ms=2000");
+    node.daemon.eventually(&known, |known| known.matches(&address.to_string()).count() > 5);
+
+    // However long that took, what it cost is not counted with what follows.
+    while bystander.accept().is_ok() {}
+    let began = ron_core::now();
+    let mut calls = 0;
+    for _ in 0..10 {
+        let mut stream = TcpStream::connect(node.daemon.admin).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let head = format!(
+            "POST /fetch/{wanted} HTTP/1.1\r\nHost: {}\r\n{}Content-Length: 0\r\n\r\n",
+            node.daemon.admin,
+            node.bearer()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let _ = stream.read(&mut [0; 100]);
+        // Whoever it is hangs up at once.
+        while bystander.accept().is_ok() {
+            calls += 1;
+        }
+    }
+    let windows = began.elapsed().as_secs() / 3;
+    println!("{calls} calls in {:?}", began.elapsed());
+    assert!((1..=2 + windows).contains(&calls), "{calls} calls in {:?}", began.elapsed());
+    node.is_well();
+}

@@ -1,0 +1,158 @@
+//! Clients who take their time: heads, bodies and readers that hardly move, and listeners that never read.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{PATIENCE, content, node, rest, status, until};
+
+/// A connection from one of the many addresses that this machine has, with little room for what is not read. Where it has
+/// only one, from that.
+pub(super) fn connect_from(host: u8, to: SocketAddr) -> Option<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let _ = socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 1, host), 0)).into());
+    socket.connect_timeout(&to.into(), PATIENCE).ok()?;
+    Some(socket.into())
+}
+
+/// Case 3: five hundred heads that do not end, from five addresses, which is more than one may have open.
+#[test]
+fn slow_heads_leave_health_alone_and_are_closed() {
+    let node = node("");
+    let admin = node.daemon.admin;
+    let ask = || {
+        let began = ron_core::now();
+        assert!(node.daemon.get("/healthz").ends_with("ok\n"));
+        began.elapsed()
+    };
+    let before = (0..20).map(|_| ask()).max().unwrap();
+    let mut slow: Vec<TcpStream> =
+        (0..500).filter_map(|number| connect_from(1 + number as u8 % 5, admin)).collect();
+    assert!(slow.len() > 400, "{}", slow.len());
+    for stream in &mut slow {
+        let _ = stream.write_all(format!("GET /usage HTTP/1.1\r\nHost: {admin}\r\nX: ").as_bytes());
+    }
+    // Each waits for less than a head may take, so nobody waited for the slow ones.
+    let during = (0..20).map(|_| ask()).max().unwrap();
+    assert!(during < Duration::from_secs(2).max(before * 20), "{during:?} against {before:?}");
+    let began = ron_core::now();
+    let mut told = 0;
+    for stream in &mut slow {
+        // One byte more buys no time.
+        let _ = stream.write_all(b"y");
+        let answer = rest(stream);
+        assert!(matches!(status(&answer), 0 | 408 | 503), "{answer}");
+        told += usize::from(status(&answer) == 408);
+    }
+    assert!(told > 0 && began.elapsed() < Duration::from_secs(20), "{told} told, {:?}", began.elapsed());
+    assert!(node.count("ron_core_io_timeouts_total{op=\"http_head\"}") > 100);
+    assert_eq!(status(&node.allowed("GET", "/usage", "", b"")), 200);
+    node.is_well();
+}
+
+/// Case 4: an upload that begins like any other and then sends a byte now and then.
+#[test]
+fn a_dribbled_upload_is_cut_and_leaves_no_file() {
+    let node = node("");
+    let (admin, bearer, files) = (node.daemon.admin, node.bearer(), node.large_files());
+    let mut streams = Vec::new();
+    for length in ["Content-Length: 50000000\r\n", "Transfer-Encoding: chunked\r\n"] {
+        let mut stream = TcpStream::connect(admin).unwrap();
+        let head = format!("POST /o HTTP/1.1\r\nHost: {admin}\r\n{bearer}{length}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let body = content(3 << 20, 1);
+        if length.starts_with("Transfer") {
+            stream.write_all(format!("{:x}\r\n", 1 << 30).as_bytes()).unwrap();
+        }
+        stream.write_all(&body).unwrap();
+        streams.push(stream);
+    }
+    until("there is something of them on the disk", || node.large_files() > files);
+    let began = ron_core::now();
+    for mut stream in streams {
+        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut some = [0; 100];
+        // Until something comes: an answer, or the end.
+        while stream.write_all(b"x").is_ok() && stream.read(&mut some).is_err() {
+            assert!(began.elapsed() < PATIENCE, "it may go on for ever");
+        }
+    }
+    until("nothing is left of them", || node.large_files() == files);
+    assert_eq!(node.count("ron_storage_put_streams"), 0);
+    node.is_well();
+}
+
+/// Case 5: twelve who ask for 48 MiB and read nothing of it.
+#[test]
+fn readers_that_stop_are_cut_and_cost_no_memory() {
+    let node = node("");
+    let admin = node.daemon.admin;
+    let whole = content(48 << 20, 1);
+    let id = node.put(&whole);
+    // What a reader costs that reads.
+    assert!(node.daemon.get(&format!("/stat/{id}")).starts_with("HTTP/1.1 200"));
+    let served = super::exchange(
+        admin,
+        format!("GET /o/{id} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes(),
+    );
+    assert!(served.len() > whole.len());
+    let mut stopped = Vec::new();
+    let grown = node.growth(|| {
+        for number in 0..12 {
+            let mut stream = connect_from(10 + number, admin).unwrap();
+            stream.write_all(format!("GET /o/{id} HTTP/1.1\r\nHost: {admin}\r\n\r\n").as_bytes()).unwrap();
+            stopped.push(stream);
+        }
+        until("they are being served", || node.count("ron_storage_get_streams") == 12);
+        until("they are cut", || node.count("ron_storage_get_streams") == 0);
+    });
+    assert!(node.count("ron_core_io_timeouts_total{op=\"http_write\"}") >= 12);
+    assert!(grown < 64 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
+    node.is_well();
+}
+
+/// Case 56: those who listen and never read are neither waited for nor remembered.
+#[test]
+fn listeners_that_never_read_cost_no_memory() {
+    let node = node("[overlay]\ntopics = [\"news\"]\n");
+    let (admin, bearer) = (node.daemon.admin, node.bearer());
+    let mut deaf = Vec::new();
+    let message = content(100_000, 1);
+    let publish = |times: usize| {
+        for _ in 0..times {
+            let said = node.allowed("POST", "/gossip/news", "", &message);
+            assert!(matches!(status(&said), 200 | 429 | 503), "{said}");
+        }
+    };
+    publish(20);
+    let grown = node.growth(|| {
+        for number in 0..200u8 {
+            let path = ["/events", "/registry/stream?from=1", "/gossip/news", "/registry/stream"]
+                [usize::from(number) % 4];
+            let mut stream = connect_from(20 + number % 8, admin).unwrap();
+            let head = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\n{bearer}\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            deaf.push(stream);
+        }
+        // Two hundred megabytes for those on the topic, if it were kept for them.
+        publish(40);
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    // One that reads hears what is said.
+    let mut listener = connect_from(50, admin).unwrap();
+    listener.write_all(format!("GET /events HTTP/1.1\r\nHost: {admin}\r\n\r\n").as_bytes()).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut some = [0; 12];
+    listener.read_exact(&mut some).unwrap();
+    // Of those who look at once there are only so many; who comes beyond is told so.
+    assert!(matches!(&some, b"HTTP/1.1 200" | b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&some));
+    drop((deaf, listener));
+    until("all places are free", || node.daemon.get("/state").starts_with("HTTP/1.1 200"));
+    node.is_well();
+}
