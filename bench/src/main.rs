@@ -18,7 +18,7 @@ use measure::{Bench, Outcome};
 type Section = (&'static str, &'static str, fn(&Bench) -> Outcome<()>);
 
 /// In the order in which they run.
-const SECTIONS: [Section; 11] = [
+const SECTIONS: [Section; 12] = [
     ("link", "frames over one link, one way", sections::link::run),
     ("pingpong", "one small message there and back", sections::pingpong::run),
     ("handshakes", "new links per second", sections::handshakes::run),
@@ -29,6 +29,7 @@ const SECTIONS: [Section; 11] = [
     ("store", "objects put and got on one disk", sections::store::run),
     ("serve", "verified objects over HTTP", sections::serve::run),
     ("fetch", "objects from one store into another", sections::fetch::run),
+    ("erasure", "objects to shards and back", sections::erasure::run),
     ("registry", "durable commits by a quorum", sections::registry::run),
 ];
 

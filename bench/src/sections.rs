@@ -1,6 +1,7 @@
 //! The questions. Each file asks one, and prints the answer.
 
 pub(crate) mod dht;
+pub(crate) mod erasure;
 pub(crate) mod fetch;
 pub(crate) mod gossip;
 pub(crate) mod handshakes;

@@ -19,10 +19,13 @@ use ron_dht::Dht;
 use ron_index::{Index, source::FixedProviders};
 use ron_overlay::Overlay;
 use ron_registry::{
-    LogTrust, Publisher, Registry, RegistryUpdated,
+    KeyKind, LogTrust, NoteSigner, Publisher, Registry, RegistryUpdated, Witness,
     store::{BoxFuture, JournalStore, JournalStoreSettings, MemoryStore},
 };
-use ron_storage::Store;
+use ron_storage::{
+    Store,
+    members::{Admission, Members},
+};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const INTRODUCTION: &str = "\
@@ -156,7 +159,11 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     let peer = Dht::builder().start(&far, &elsewhere).await.expect("the first on this endpoint");
     let log = JournalStore::open(&host, disk.clone(), Path::new("registry"), JournalStoreSettings::default());
     let log = Arc::new(log.await.expect("an empty directory"));
-    let registry = Registry::builder("example.com/log", [1; 32]).publisher(Nobody).start(log, &host).await;
+    let witness =
+        NoteSigner::from_seed("example.com/witness", KeyKind::Cosignature, &[2; 32]).expect("a name");
+    let witness = Witness::new("http://127.0.0.1:1", witness.verifier().clone()).expect("an address");
+    let registry = Registry::builder("example.com/log", [1; 32]).publisher(Nobody);
+    let registry = registry.witnesses([witness], 1, Duration::from_secs(3600)).start(log, &host).await;
     let registry = registry.expect("an empty log");
     // Another log follows it, from one endpoint to the other.
     let links = [&here, &there].map(|endpoint| {
@@ -189,7 +196,8 @@ async fn a_running_program_registers_exactly_what_is_declared() {
     assert!(store.ready().writes);
     let links = ron_storage::peers::Links::start(&here, &host).expect("nobody else speaks it");
     let _fetcher = ron_storage::fetch::Fetcher::new(links.clone(), &store);
-    let alone = Arc::new(ron_core::Snapshot::new(Vec::new()));
+    let members = Members::builder(Admission::Listed(Vec::new()));
+    let alone = Arc::new(members.start(&here, &host).expect("nobody else speaks it"));
     let keeping = ron_storage::repair::Keeping::builder(&store, here.node_id(), Arc::new(links), alone);
     let _keeping = keeping.start(&host).expect("the settings make sense");
     // An index has its warmer if there is something to warm, its purger if there is a registry, and the lock of a question

@@ -1,6 +1,7 @@
 //! The overlay's checker: what was published reaches every node that was on the topic, once, or the node is told that it
 //! missed it. That holds through crashes and partitions, for as long as the publisher is up: what nobody has any more,
-//! nobody can be told of.
+//! nobody can be told of. Of a publisher that had begun before it came, by the clocks of both, a node is owed what comes after the
+//! first that it hears.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +9,20 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{Deadline, NodeId, sim::Sim};
-use ron_overlay::{Contact, Delivery, Gap, Overlay, Serial, Topic};
+use ron_core::{Deadline, NodeId};
+use ron_overlay::{Delivery, Gap, Overlay, Serial, Topic};
 
-use crate::identity;
+use crate::{
+    node::{contact, identity},
+    verdict::Verdict,
+};
 
-#[derive(Clone, Default)]
-pub(crate) struct News(Arc<Mutex<State>>);
+/// Cloning shares it.
+#[derive(Clone)]
+pub(crate) struct News {
+    verdict: Verdict,
+    state: Arc<Mutex<State>>,
+}
 
 #[derive(Default)]
 struct State {
@@ -22,13 +30,21 @@ struct State {
     readers: BTreeMap<u8, Reader>,
     /// What was published, by nodes that have been up since.
     published: Vec<Published>,
-    tally: Tally,
 }
 
 struct Reader {
     topic: Topic,
+    /// When it came, in milliseconds since 1970, as its clock said.
+    joined_ms: u64,
     heard: BTreeSet<Place>,
     told: Vec<Gap>,
+}
+
+impl Reader {
+    fn is_owed(&self, &(publisher, since, seq): &Place) -> bool {
+        since > self.joined_ms
+            || self.heard.range((publisher, since, 0)..(publisher, since, seq)).next().is_some()
+    }
 }
 
 struct Published {
@@ -41,43 +57,35 @@ struct Published {
 /// A message by its publisher, when that began, and its number.
 type Place = (NodeId, u64, u64);
 
-/// What came of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) published: usize,
-    pub(crate) refused: usize,
-    pub(crate) heard: usize,
-    /// Messages that a node got more than once.
-    pub(crate) twice: usize,
-    /// Messages that a node was told it missed.
-    pub(crate) told: usize,
-    /// Messages that a node neither got nor was told of.
-    pub(crate) silent: usize,
-}
-
 impl News {
+    pub(crate) fn new(verdict: &Verdict) -> Self {
+        News { verdict: verdict.clone(), state: Arc::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A node's part: reads the news for as long as it is up.
-    pub(crate) async fn live(self, number: u8, overlay: Overlay, seeds: [Contact; 2]) {
+    pub(crate) async fn live(self, number: u8, overlay: Overlay, clock: impl Fn() -> Duration) {
         let me = overlay.node_id();
-        let seeds = seeds.into_iter().filter(|seed| seed.id != me);
+        let seeds = [0, 1].map(contact).into_iter().filter(|seed| seed.id != me);
         let minute = || Deadline::after(Duration::from_secs(60));
         let Ok(topic) = overlay.topic("news").join(seeds, minute()).await else { return };
         let Ok(mut news) = topic.subscribe(minute()).await else { return };
         // From its first neighbour on it is owed everything.
         while topic.joined(minute()).await.is_err() {}
-        self.state().readers.insert(number, Reader { topic, heard: BTreeSet::new(), told: Vec::new() });
+        let joined_ms = u64::try_from(clock().as_millis()).unwrap_or(u64::MAX);
+        let reader = Reader { topic, joined_ms, heard: BTreeSet::new(), told: Vec::new() };
+        self.state().readers.insert(number, reader);
         while let Some(delivery) = news.recv().await {
             let mut state = self.state();
-            let State { readers, tally, .. } = &mut *state;
-            let Some(reader) = readers.get_mut(&number) else { return };
+            let Some(reader) = state.readers.get_mut(&number) else { return };
             match delivery {
                 Delivery::Message { message, .. } => {
                     let is_new = reader.heard.insert(place(message.serial()));
-                    *if is_new { &mut tally.heard } else { &mut tally.twice } += 1;
+                    self.verdict.count("news heard");
+                    self.verdict.promised(is_new, || format!("{number} heard {message:?} twice"));
                 }
                 Delivery::Gap(gap) | Delivery::Missed(gap) => reader.told.push(gap),
                 _ => {}
@@ -97,45 +105,57 @@ impl News {
         drop(reader);
     }
 
-    /// Publishes from random nodes.
-    pub(crate) async fn publish(&self, sim: &mut Sim, nodes: u8, times: usize) {
-        for _ in 0..times {
-            let by = sim.rng().u8(0..nodes);
-            let (topic, owed) = {
-                let state = self.state();
-                let owed: BTreeSet<u8> =
-                    state.readers.keys().copied().filter(|&reader| reader != by).collect();
-                (state.readers.get(&by).map(|reader| reader.topic.clone()), owed)
-            };
-            let Some(topic) = topic else { continue };
-            let receipt = topic.publish("news", Deadline::after(Duration::from_secs(5))).await;
-            let mut state = self.state();
-            match receipt {
-                Ok(receipt) => {
-                    let place = (identity(by).node_id(), receipt.since, receipt.seq);
-                    state.tally.published += 1;
+    /// A user publishes something on a node.
+    pub(crate) async fn publish(&self, by: u8) {
+        let (topic, owed) = {
+            let state = self.state();
+            let owed: BTreeSet<u8> = state.readers.keys().copied().filter(|&reader| reader != by).collect();
+            (state.readers.get(&by).map(|reader| reader.topic.clone()), owed)
+        };
+        let Some(topic) = topic else { return };
+        let receipt = topic.publish("news", Deadline::after(Duration::from_secs(5))).await;
+        match receipt {
+            Ok(receipt) => {
+                let place = (identity(by).node_id(), receipt.since, receipt.seq);
+                self.verdict.count("news published");
+                let mut state = self.state();
+                // Its machine may be gone by now.
+                if state.readers.contains_key(&by) {
+                    let owed = owed.into_iter().filter(|reader| state.readers.contains_key(reader)).collect();
                     state.published.push(Published { by, place, owed });
                 }
-                Err(_) => state.tally.refused += 1,
             }
+            Err(error) => self.verdict.refused("publish", &error),
         }
     }
 
-    /// What came of it, for now.
-    pub(crate) fn tally(&self) -> Tally {
+    /// Who neither heard something nor was told that it missed it.
+    pub(crate) fn missing(&self) -> Vec<String> {
         let state = self.state();
-        let mut tally = state.tally;
-        for Published { place, owed, .. } in &state.published {
-            for reader in owed.iter().filter_map(|number| state.readers.get(number)) {
-                let is_told = reader.told.iter().any(|gap| covers(gap, place));
-                match (reader.heard.contains(place), is_told) {
-                    (true, _) => {}
-                    (false, true) => tally.told += 1,
-                    (false, false) => tally.silent += 1,
+        let mut missing = Vec::new();
+        for Published { by, place, owed } in &state.published {
+            for (number, reader) in
+                owed.iter().filter_map(|number| Some((number, state.readers.get(number)?)))
+            {
+                if reader.is_owed(place)
+                    && !reader.heard.contains(place)
+                    && !reader.told.iter().any(|gap| covers(gap, place))
+                {
+                    missing.push(format!("{number} neither heard nor missed message {} of {by}", place.2));
                 }
             }
         }
-        tally
+        missing
+    }
+
+    /// Counts what readers were told that they missed.
+    pub(crate) fn count_told(&self) {
+        let state = self.state();
+        for Published { place, owed, .. } in &state.published {
+            let readers = owed.iter().filter_map(|number| state.readers.get(number));
+            self.verdict
+                .add("news missed and told", readers.filter(|reader| !reader.heard.contains(place)).count());
+        }
     }
 }
 

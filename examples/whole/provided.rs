@@ -8,86 +8,94 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{ContentId, Deadline, now, sim::Sim};
+use ron_core::{ContentId, Deadline, now};
 use ron_dht::Dht;
 
-use crate::{CLIENTS, identity};
+use crate::{
+    node::{Host, identity},
+    verdict::Verdict,
+};
 
-#[derive(Clone, Default)]
-pub(crate) struct Provided(Arc<Mutex<State>>);
+/// How long a search may take, and how much longer it takes at most.
+const PATIENCE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(1);
 
-#[derive(Default)]
-struct State {
-    /// The content of each node that was provided since it last started.
-    by: BTreeMap<u8, ContentId>,
-    handles: BTreeMap<u8, Dht>,
-    provided: usize,
+/// The content of each node that was provided since it last started. Cloning shares it.
+#[derive(Clone)]
+pub(crate) struct Provided {
+    by: Arc<Mutex<BTreeMap<u8, ContentId>>>,
+    verdict: Verdict,
 }
 
 impl Provided {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(verdict: &Verdict) -> Self {
+        Provided { by: Arc::default(), verdict: verdict.clone() }
     }
 
-    /// A node's part: says every minute that it has something. A client says nothing; it is who looks.
-    pub(crate) async fn live(self, number: u8, is_client: bool, dht: Dht) {
-        self.state().handles.insert(number, dht.clone());
-        if is_client {
-            return std::future::pending().await;
-        }
+    fn by(&self) -> MutexGuard<'_, BTreeMap<u8, ContentId>> {
+        self.by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A server's part: says every minute that it has something.
+    pub(crate) async fn live(self, number: u8, dht: Dht) {
         let content = ContentId::of(&[number]);
         loop {
-            let provided = dht.provide(content, Deadline::after(Duration::from_secs(10))).await.is_ok();
-            if provided {
-                let mut state = self.state();
-                state.by.insert(number, content);
-                state.provided += 1;
+            let provided = dht.provide(content, Deadline::after(PATIENCE)).await;
+            match &provided {
+                Ok(_) => {
+                    self.verdict.count("provided");
+                    self.by().insert(number, content);
+                }
+                Err(error) => self.verdict.refused("provide", error),
             }
-            tokio::time::sleep(Duration::from_secs(if provided { 60 } else { 5 })).await;
+            tokio::time::sleep(Duration::from_secs(if provided.is_ok() { 60 } else { 5 })).await;
         }
     }
 
-    /// The node is about to lose power.
+    /// The node is about to be gone.
     pub(crate) fn forget(&self, number: u8) {
-        let mut state = self.state();
-        state.by.remove(&number);
-        let handle = state.handles.remove(&number);
-        drop(state);
-        drop(handle);
+        self.by().remove(&number);
     }
 
-    /// What a node has provided since it last started.
-    pub(crate) fn of(&self, number: u8) -> Option<ContentId> {
-        self.state().by.get(&number).copied()
+    /// Something that a node provides.
+    pub(crate) fn pick(&self, rng: &mut fastrand::Rng) -> Option<(u8, ContentId)> {
+        let by = self.by();
+        let at = (!by.is_empty()).then(|| rng.usize(..by.len()))?;
+        by.iter().nth(at).map(|(number, content)| (*number, *content))
     }
 
-    /// How often something was provided.
-    pub(crate) fn count(&self) -> usize {
-        self.state().provided
+    pub(crate) fn is_provided(&self, content: &ContentId) -> bool {
+        self.by().values().any(|provided| provided == content)
     }
 
-    /// Looks from random clients for what others provide. Says how often it was found, and how often not.
-    pub(crate) async fn look(&self, sim: &mut Sim, nodes: u8, times: usize) -> (usize, usize) {
-        let (mut found, mut missed) = (0, 0);
-        for _ in 0..times {
-            let (asker, provider) = (sim.rng().u8(nodes..nodes + CLIENTS), sim.rng().u8(0..nodes));
-            let (dht, content) = {
-                let state = self.state();
-                (state.handles.get(&asker).cloned(), state.by.get(&provider).copied())
-            };
-            let (Some(dht), Some(content)) = (dht, content) else { continue };
-            let began = now();
-            let deadline = Deadline::after(Duration::from_secs(10));
-            let first = match dht.find_providers(content, NonZeroUsize::MIN, deadline) {
-                Ok(mut search) => search.next().await.ok().flatten(),
-                Err(_) => None,
-            };
-            match first {
-                Some(first) if first.id == identity(provider).node_id() => found += 1,
-                _ => missed += 1,
+    /// A user looks for what some node provides.
+    pub(crate) async fn look(&self, host: &Host, rng: &mut fastrand::Rng, in_peace: bool) {
+        let Some((provider, content)) = self.pick(rng) else { return };
+        let began = now();
+        let first = match host.dht.find_providers(content, NonZeroUsize::MIN, Deadline::after(PATIENCE)) {
+            Ok(mut search) => search.next().await,
+            Err(error) => Err(error),
+        };
+        let took = now() - began;
+        self.verdict.promised(took <= PATIENCE + GRACE, || format!("{} searched for {took:?}", host.number));
+        match first {
+            Ok(Some(first)) => {
+                let is_true = first.id == identity(provider).node_id();
+                self.verdict.count("found");
+                self.verdict
+                    .promised(is_true, || format!("{} was told that {first:?} provides it", host.number));
             }
-            debug_assert!(now() - began <= Duration::from_secs(11), "the deadline is kept");
+            Ok(None) => {
+                self.verdict.count("not found");
+                self.verdict.promised(!in_peace, || {
+                    format!("{} does not find what {provider} provides, in peace", host.number)
+                });
+            }
+            Err(error) => {
+                self.verdict.refused("find", &error);
+                self.verdict
+                    .promised(!in_peace, || format!("{} cannot look, in peace: {error}", host.number));
+            }
         }
-        (found, missed)
     }
 }

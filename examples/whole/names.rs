@@ -1,0 +1,307 @@
+//! The checker of the log and of the index: what the log gave receipts for is in it to the end, those who follow it have the
+//! same one or less of it, and whatever an index says of a name was decided.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use ron_core::{ContentId, Deadline, now};
+use ron_index::Key;
+use ron_registry::{
+    Action, Approval, Content, Head, Outcome, Proposal, ProposalId, Receipt, Registry, RegistryError,
+};
+
+use crate::{
+    node::{BUDGET, Host, Hosts, OWNER, identity, policy, signer},
+    provided::Provided,
+    verdict::Verdict,
+};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a proposal waits for approvals: longer than a clock jumps.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// How much later than its budget an answer of an index may come.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// Names that there are.
+const NAMES: u64 = 17;
+
+#[derive(Default)]
+struct State {
+    receipts: BTreeMap<u64, ProposalId>,
+    /// What receipts say that each name stands for, by version.
+    bound: BTreeMap<u64, BTreeMap<u64, ContentId>>,
+    /// What was ever proposed for each.
+    proposed: BTreeMap<u64, BTreeSet<ContentId>>,
+    /// Which signers decide, as far as is known.
+    generation: u64,
+}
+
+/// Cloning shares it.
+#[derive(Clone)]
+pub(crate) struct Names {
+    hosts: Hosts,
+    verdict: Verdict,
+    state: Arc<Mutex<State>>,
+}
+
+fn soon() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+impl Names {
+    pub(crate) fn new(hosts: &Hosts, verdict: &Verdict) -> Self {
+        Names { hosts: hosts.clone(), verdict: verdict.clone(), state: Arc::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The log, if it is up, and who decides in it.
+    fn log(&self) -> Option<(Registry, u64)> {
+        let log = self.hosts.get(OWNER)?.registry;
+        let mut state = self.state();
+        // A rotation that nobody was told of may have happened all the same.
+        let decides = log.policy().map(|(_, policy)| policy);
+        let next = state.generation + 1;
+        if decides.is_some_and(|decides| *decides == policy(next)) {
+            state.generation = next;
+        }
+        Some((log, state.generation))
+    }
+
+    /// Two of three agree, at once or one after the other.
+    async fn decide(
+        &self,
+        log: &Registry,
+        generations: &[u64],
+        proposal: Proposal,
+        at_once: bool,
+    ) -> Result<Option<Receipt>, RegistryError> {
+        let approval = |(generation, number): (u64, u8)| -> Approval {
+            proposal.approve(&signer(generation, number), proposal.expires())
+        };
+        let who = generations.iter().flat_map(|generation| [(*generation, 0), (*generation, 2)]);
+        let approvals: Vec<Approval> = who.map(approval).collect();
+        let mut outcome = if at_once {
+            log.submit(proposal, approvals, soon()).await?
+        } else {
+            let mut outcome = log.propose(proposal, soon()).await?;
+            for approval in approvals {
+                outcome = log.approve(approval, soon()).await?;
+            }
+            outcome
+        };
+        let receipt = match &mut outcome {
+            Outcome::Committed(receipt) => receipt.clone(),
+            _ => return Ok(None),
+        };
+        self.state().receipts.insert(receipt.version, receipt.proposal);
+        Ok(Some(receipt))
+    }
+
+    /// A user gives a name to something.
+    pub(crate) async fn bind(&self, id: ContentId, rng: &mut fastrand::Rng) {
+        let (name, at_once) = (rng.u64(..NAMES), rng.u8(..4) > 0);
+        let Some((log, generation)) = self.log() else { return };
+        let text = format!("names/{name}").parse().expect("letters and digits");
+        let drafted = log.draft_bind(text, Content::Artifact(id), LIFETIME);
+        self.state().proposed.entry(name).or_default().insert(id);
+        let decided = match drafted {
+            Ok(proposal) => self.decide(&log, &[generation], proposal, at_once).await,
+            Err(error) => Err(error),
+        };
+        match decided {
+            Ok(Some(receipt)) => {
+                self.verdict.count("named");
+                self.state().bound.entry(name).or_default().insert(receipt.version, id);
+            }
+            Ok(None) => self.verdict.count("undecided"),
+            Err(error) => self.verdict.refused("name", &error),
+        }
+    }
+
+    /// Others decide from now on.
+    pub(crate) async fn rotate(&self) {
+        let Some((log, generation)) = self.log() else { return };
+        let action = Action::Rotate { policy: policy(generation + 1).into() };
+        let decided = match log.draft(action, LIFETIME) {
+            // Those who decide until now and those who will both agree.
+            Ok(proposal) => self.decide(&log, &[generation, generation + 1], proposal, true).await,
+            Err(error) => Err(error),
+        };
+        match decided {
+            Ok(Some(_)) => self.verdict.count("rotated"),
+            Ok(None) => self.verdict.count("undecided"),
+            Err(error) => self.verdict.refused("rotate", &error),
+        }
+    }
+
+    /// A user asks what a name stands for. In peace it is what was decided last; it is known then, if anybody provides it.
+    pub(crate) async fn resolve(
+        &self,
+        host: &Host,
+        provided: &Provided,
+        rng: &mut fastrand::Rng,
+        in_peace: bool,
+    ) {
+        let name = rng.u64(..NAMES);
+        let key: Key = format!("names/{name}").parse().expect("letters and digits");
+        let began = now();
+        let deadline = Deadline::after(2 * BUDGET);
+        let answer = match in_peace {
+            true => host.index.reindex(&key, deadline).await,
+            false => host.index.resolve(&key, deadline).await,
+        };
+        let took = now() - began;
+        self.verdict.promised(took <= BUDGET + GRACE, || format!("{} took {took:?} for a name", host.number));
+        let state = self.state();
+        let last = state.bound.get(&name).and_then(|bound| bound.last_key_value());
+        match answer {
+            Ok(answer) => {
+                let Some(record) = &answer.resolution().name else {
+                    return self.verdict.broken(format!("{} answered without a name", host.number));
+                };
+                let decided = state.bound.get(&name).and_then(|bound| bound.get(&record.version));
+                let is_true = match decided {
+                    Some(content) => *content == record.content,
+                    // Nobody has the receipt.
+                    None => state.proposed.get(&name).is_some_and(|all| all.contains(&record.content)),
+                };
+                self.verdict.count("resolved");
+                self.verdict.promised(is_true, || {
+                    format!("{} says that names/{name} is {record:?}, which was not decided", host.number)
+                });
+                let is_latest = last.is_none_or(|(version, _)| record.version >= *version);
+                self.verdict.promised(is_latest || !in_peace, || {
+                    format!("{} says {record:?} of names/{name}, and {last:?} is the last", host.number)
+                });
+            }
+            Err(error) => {
+                self.verdict.refused("resolve", &error);
+                let is_owed = in_peace && last.is_some_and(|(_, content)| provided.is_provided(content));
+                self.verdict.promised(!is_owed, || {
+                    format!("{} does not know names/{name} in peace: {error}", host.number)
+                });
+            }
+        }
+    }
+
+    /// A user asks who provides something. In peace the one who does is found.
+    pub(crate) async fn locate(
+        &self,
+        host: &Host,
+        provided: &Provided,
+        rng: &mut fastrand::Rng,
+        in_peace: bool,
+    ) {
+        let Some((provider, content)) = provided.pick(rng) else { return };
+        let (key, began, deadline) = (Key::Content(content), now(), Deadline::after(2 * BUDGET));
+        let answer = match in_peace {
+            true => host.index.reindex(&key, deadline).await,
+            false => host.index.resolve(&key, deadline).await,
+        };
+        let took = now() - began;
+        self.verdict
+            .promised(took <= BUDGET + GRACE, || format!("{} took {took:?} for content", host.number));
+        match answer {
+            Ok(answer) => {
+                let is_true = |id| id == identity(provider).node_id();
+                let all = &answer.resolution().providers;
+                self.verdict.count("located");
+                self.verdict.promised(all.iter().all(|ranked| is_true(ranked.provider.id)), || {
+                    format!("{} names {all:?} for what {provider} provides", host.number)
+                });
+            }
+            Err(error) => {
+                self.verdict.refused("locate", &error);
+                self.verdict.promised(!in_peace, || {
+                    format!("{} does not find what {provider} provides in peace: {error}", host.number)
+                });
+            }
+        }
+    }
+
+    /// Compares some of what is in the log, and in the copies of some others, with what was promised.
+    pub(crate) async fn sample(&self, rng: &mut fastrand::Rng) {
+        let Some((log, _)) = self.log() else { return };
+        let receipts: Vec<(u64, ProposalId)> =
+            self.state().receipts.iter().map(|(version, proposal)| (*version, *proposal)).collect();
+        for _ in 0..receipts.len().min(4) {
+            self.compare(&log, receipts[rng.usize(..receipts.len())]).await;
+        }
+        let hosts = self.hosts.all();
+        for _ in 0..3 {
+            let host = &hosts[rng.usize(..hosts.len())];
+            self.compare_follower(&log, host).await;
+        }
+    }
+
+    async fn compare(&self, log: &Registry, (version, proposal): (u64, ProposalId)) {
+        match log.entry(version, soon()).await {
+            Ok(entry) => self.verdict.promised(entry.proposal().id() == proposal, || {
+                format!("entry {version} of the log is not what its receipt says")
+            }),
+            Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
+                self.verdict.refused("entry", &error);
+            }
+            Err(error) => self.verdict.broken(format!("entry {version} has a receipt, and is gone: {error}")),
+        }
+        self.verdict.count("entry compared");
+    }
+
+    async fn compare_follower(&self, log: &Registry, host: &Host) {
+        if !host.registry.follows() {
+            return;
+        }
+        let evidence = host.registry.evidence();
+        self.verdict.promised(evidence.is_empty(), || format!("{} saw a fork: {evidence:?}", host.number));
+        let head = host.registry.head();
+        if head.version == 0 {
+            return;
+        }
+        match log.entry(head.version, soon()).await {
+            Ok(entry) => {
+                let before = Head { version: entry.version() - 1, hash: entry.previous() };
+                let is_same = before.next(entry.encoded()) == head;
+                self.verdict.promised(is_same, || format!("{} has another log than there is", host.number));
+            }
+            Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
+                self.verdict.refused("entry", &error);
+            }
+            Err(error) => {
+                self.verdict
+                    .broken(format!("{} has entry {}, and the log: {error}", host.number, head.version));
+            }
+        }
+    }
+
+    /// Whether everybody has all of it. If not, who.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let Some((log, _)) = self.log() else { return vec!["the log is not there".to_owned()] };
+        let (head, last) = (log.head(), log.checkpoint());
+        let is_behind =
+            |host: &&Host| host.registry.head() != head || host.registry.checkpoint().text() != last.text();
+        let behind = self.hosts.all();
+        let behind = behind.iter().filter(is_behind);
+        behind.map(|host| format!("{} is at {:?} of {head:?}", host.number, host.registry.head())).collect()
+    }
+
+    /// Compares all of it.
+    pub(crate) async fn compare_all(&self) {
+        let Some((log, _)) = self.log() else { return };
+        let receipts = self.state().receipts.clone();
+        self.verdict.add("receipts", receipts.len());
+        for receipt in receipts {
+            self.compare(&log, receipt).await;
+        }
+        for host in self.hosts.all() {
+            self.compare_follower(&log, &host).await;
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What a run is made of: how large, how long, out of which seed, and what goes wrong in it.
+
+use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
+
+/// Nodes that keep nothing for others and look for what others have. They come after the servers.
+pub(crate) const CLIENTS: u8 = 2;
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// Two groups of nodes do not hear each other.
+    Partition,
+    /// One group hears the other, and not the other way round.
+    OneWay,
+    /// A program dies; what it wrote is there.
+    Kill,
+    /// A machine loses power: what was not synced is kept, lost or torn.
+    Tear,
+    /// A machine loses power and its disk.
+    Wipe,
+    /// A node is asked to stop, in the middle of its work.
+    Stop,
+    /// A disk takes its time.
+    SlowDisk,
+    /// A disk is full.
+    FullDisk,
+    /// A bit of an object flips on a disk.
+    Rot,
+    /// A clock jumps, by hours.
+    Clock,
+    /// A line loses a third of what is sent.
+    Lossy,
+    /// A node lies: wrong bytes, forged records, junk.
+    Hostile,
+    /// Ten times the usual callers ask one node.
+    Overload,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Fault; 13] = [
+        Fault::Partition,
+        Fault::OneWay,
+        Fault::Kill,
+        Fault::Tear,
+        Fault::Wipe,
+        Fault::Stop,
+        Fault::SlowDisk,
+        Fault::FullDisk,
+        Fault::Rot,
+        Fault::Clock,
+        Fault::Lossy,
+        Fault::Hostile,
+        Fault::Overload,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Fault::Partition => "partition",
+            Fault::OneWay => "oneway",
+            Fault::Kill => "kill",
+            Fault::Tear => "tear",
+            Fault::Wipe => "wipe",
+            Fault::Stop => "stop",
+            Fault::SlowDisk => "slowdisk",
+            Fault::FullDisk => "fulldisk",
+            Fault::Rot => "rot",
+            Fault::Clock => "clock",
+            Fault::Lossy => "lossy",
+            Fault::Hostile => "hostile",
+            Fault::Overload => "overload",
+        }
+    }
+
+    /// `crash` is every way of losing a node, `disk` every way in which a disk is bad.
+    fn named(name: &str) -> Result<Vec<Fault>, String> {
+        match name {
+            "crash" => return Ok(vec![Fault::Kill, Fault::Tear, Fault::Wipe]),
+            "disk" => return Ok(vec![Fault::SlowDisk, Fault::FullDisk, Fault::Rot]),
+            _ => {}
+        }
+        let known = || Fault::ALL.map(Fault::name).join(", ");
+        let found = Fault::ALL.into_iter().find(|fault| fault.name() == name);
+        found.map(|fault| vec![fault]).ok_or_else(|| {
+            format!("{name:?} is no fault; there are {}, and crash and disk for several", known())
+        })
+    }
+}
+
+/// A rule that is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// What is acknowledged is not synced.
+    SkipFsync,
+    /// What a disk or a peer gives is not verified.
+    SkipVerify,
+    /// What was queued when a node was asked to stop is forgotten.
+    DropOnDrain,
+    /// Lanes take whatever comes.
+    UnboundedLane,
+    /// A delete is not remembered.
+    ForgetTombstone,
+}
+
+impl Plant {
+    pub(crate) const ALL: [Plant; 5] = [
+        Plant::SkipFsync,
+        Plant::SkipVerify,
+        Plant::DropOnDrain,
+        Plant::UnboundedLane,
+        Plant::ForgetTombstone,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Plant::SkipFsync => "skip-fsync",
+            Plant::SkipVerify => "skip-verify",
+            Plant::DropOnDrain => "drop-on-drain",
+            Plant::UnboundedLane => "unbounded-lane",
+            Plant::ForgetTombstone => "forget-tombstone",
+        }
+    }
+
+    fn named(name: &str) -> Result<Plant, String> {
+        let found = Plant::ALL.into_iter().find(|plant| plant.name() == name);
+        found.ok_or_else(|| {
+            format!("{name:?} is no planted bug; there are {}", Plant::ALL.map(Plant::name).join(", "))
+        })
+    }
+
+    /// Plants it until what is returned is dropped.
+    pub(crate) fn plant(self) -> Vec<ron_core::planted::Planted> {
+        use ron_core::planted as core;
+        use ron_storage::planted as storage;
+        match self {
+            Plant::SkipFsync => {
+                vec![core::plant(core::Bug::MissingSync), storage::plant(storage::Bug::NoSync)]
+            }
+            Plant::SkipVerify => vec![storage::plant(storage::Bug::NoVerify)],
+            Plant::DropOnDrain => vec![core::plant(core::Bug::DrainDrops)],
+            Plant::UnboundedLane => vec![core::plant(core::Bug::UnboundedLane)],
+            Plant::ForgetTombstone => vec![storage::plant(storage::Bug::NoTombstone)],
+        }
+    }
+}
+
+/// What one run is. The same options are the same run, to the last byte on the wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) seed: u64,
+    /// Servers; two clients and a liar come besides.
+    pub(crate) nodes: u8,
+    pub(crate) minutes: u32,
+    /// Nothing goes wrong after this many seconds.
+    pub(crate) until: Option<u64>,
+    pub(crate) faults: BTreeSet<Fault>,
+    pub(crate) plant: Option<Plant>,
+    /// Says everything that goes wrong when it does.
+    pub(crate) log: bool,
+}
+
+impl Options {
+    /// How long things go wrong.
+    pub(crate) fn trouble(&self) -> Duration {
+        let all = Duration::from_secs(60) * self.minutes;
+        self.until.map_or(all, |until| all.min(Duration::from_secs(until)))
+    }
+}
+
+impl fmt::Display for Options {
+    /// As arguments that ask for the same again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { seed, nodes, minutes, until, faults, plant, .. } = self;
+        write!(f, "--seed {seed} --nodes {nodes} --minutes {minutes}")?;
+        if let Some(until) = until {
+            write!(f, " --until {until}")?;
+        }
+        if faults.len() < Fault::ALL.len() {
+            let names: Vec<&str> = faults.iter().map(|fault| fault.name()).collect();
+            write!(f, " --only {}", if names.is_empty() { "none".to_owned() } else { names.join(",") })?;
+        }
+        plant.map_or(Ok(()), |plant| write!(f, " --plant {}", plant.name()))
+    }
+}
+
+/// What is asked of the program.
+pub(crate) struct Asked {
+    pub(crate) options: Options,
+    /// How many seeds, one after the other.
+    pub(crate) seeds: u64,
+    /// Each of them twice, and compared.
+    pub(crate) twice: bool,
+    /// Every planted bug, until it is found.
+    pub(crate) plants: bool,
+    /// Every seed that once failed.
+    pub(crate) regressions: bool,
+}
+
+pub(crate) const USAGE: &str = "\
+whole [--seed N] [--minutes M] [--nodes K] [--seeds COUNT] [--until SECONDS] [--only FAULTS] [--without FAULTS]
+      [--plant BUG] [--plants] [--regressions] [--quick] [--twice] [--log]
+
+  --seed N         the first seed (1)
+  --seeds COUNT    so many seeds, one after the other (1); ends at the first that fails
+  --minutes M      virtual minutes in which things go wrong (10); then everything is well and must converge
+  --nodes K        servers, 5 to 200 (20); two clients and a liar besides
+  --until SECONDS  nothing goes wrong after so many seconds; halve it to find what matters
+  --only A,B       only these faults, or none
+  --without A,B    all but these
+  --plant BUG      breaks a rule on purpose
+  --plants         breaks each rule in turn, and says how many seeds it took to notice (--seeds 100 at most)
+  --regressions    every seed that once failed, see seeds.md
+  --quick          short, and twice
+  --twice          every seed twice: the same seed must be the same run
+  --log            says what goes wrong when it does";
+
+pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Box<dyn Error>> {
+    let options = Options {
+        seed: 1,
+        nodes: 20,
+        minutes: 10,
+        until: None,
+        faults: Fault::ALL.into(),
+        plant: None,
+        log: false,
+    };
+    let mut asked = Asked { options, seeds: 1, twice: false, plants: false, regressions: false };
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} wants a value\n{USAGE}"));
+        let options = &mut asked.options;
+        match &*argument {
+            "--quick" => (options.nodes, options.minutes, asked.twice) = (10, 2, true),
+            "--twice" => asked.twice = true,
+            "--plants" => asked.plants = true,
+            "--regressions" => asked.regressions = true,
+            "--log" => options.log = true,
+            "--seed" => options.seed = value()?.parse()?,
+            "--seeds" => asked.seeds = value()?.parse()?,
+            "--nodes" => options.nodes = value()?.parse()?,
+            "--minutes" => options.minutes = value()?.parse()?,
+            "--until" => options.until = Some(value()?.parse()?),
+            "--only" => options.faults = faults(&value()?)?,
+            "--without" => {
+                let without = faults(&value()?)?;
+                options.faults.retain(|fault| !without.contains(fault));
+            }
+            "--plant" => options.plant = Some(Plant::named(&value()?)?),
+            _ => return Err(format!("{argument} is not known\n{USAGE}").into()),
+        }
+    }
+    if !(5..=200).contains(&asked.options.nodes) {
+        return Err(format!("{} nodes: 5 to 200 are possible", asked.options.nodes).into());
+    }
+    Ok(asked)
+}
+
+fn faults(names: &str) -> Result<BTreeSet<Fault>, String> {
+    if names == "none" {
+        return Ok(BTreeSet::new());
+    }
+    let named: Result<Vec<Vec<Fault>>, String> = names.split(',').map(Fault::named).collect();
+    Ok(named?.into_iter().flatten().collect())
+}
