@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the dependency graph to deny.toml, and each library to its dependency budget.
+"""Holds the dependency graph to deny.toml, each library to its dependency budget, and each package to its Rust version.
 
 cargo-deny is the reference and runs in the public workflow. This needs nothing but Python and cargo, so that the
 same rules hold in a checkout on any machine. Advisories are left to cargo-deny: they need a database.
@@ -189,6 +189,30 @@ def check_budgets(budgets, sizes):
         yield f"{library}: has a dependency budget in .ci/deny.py and is not in the workspace"
 
 
+def check_rust_versions(metadata):
+    """Dependencies that say they need a newer compiler than the package that brings them, with any features, promises."""
+    packages = {package["id"]: package for package in metadata["packages"]}
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    number = lambda version: tuple(int(part) for part in version.split("-")[0].split("."))[:2]
+    for member in metadata["workspace_members"]:
+        ours = packages[member]
+        name, promised = ours["name"], ours.get("rust_version")
+        if promised is None:
+            yield f"{name}: says no rust-version"
+            continue
+        reached, waiting = set(), [member]
+        while waiting:
+            for dependency in nodes[waiting.pop()]["deps"]:
+                is_built = any(kind["kind"] != "dev" for kind in dependency["dep_kinds"])
+                if is_built and dependency["pkg"] not in reached:
+                    reached.add(dependency["pkg"])
+                    waiting.append(dependency["pkg"])
+        for package in sorted((packages[one] for one in reached), key=lambda package: package["name"]):
+            needed = package.get("rust_version")
+            if needed is not None and number(needed) > number(promised):
+                yield f"{name}: promises Rust {promised}, and {package['name']} {package['version']} needs {needed}"
+
+
 def cargo(*arguments):
     return subprocess.run(["cargo", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -215,7 +239,7 @@ def check_workspace():
     published = [p["name"] for p in metadata["packages"] if p["id"] in members and p["publish"] != []]
     sizes = {library: tree_size(library) for library in published}
 
-    problems = [*check_graph(rules, metadata), *check_budgets(BUDGETS, sizes)]
+    problems = [*check_graph(rules, metadata), *check_budgets(BUDGETS, sizes), *check_rust_versions(metadata)]
     problems += [f"bench: {problem}" for problem in check_graph(for_bench(rules), bench)]
     for problem in problems:
         print(f"deny: {problem}", file=sys.stderr)
@@ -313,6 +337,20 @@ def self_test():
     expect("over budget", check_budgets({"a": 3}, {"a": 4}), "brings 4 crates, its budget is 3")
     expect("without budget", check_budgets({}, {"a": 4}), "has no dependency budget")
     expect("stale budget", check_budgets({"a": 3}, {}), "is not in the workspace")
+
+    def versions(ours, theirs, kind=None):
+        packages = [{"id": one, "name": one, "version": "1.0.0", "rust_version": version}
+                    for one, version in [("ours", ours), ("between", None), ("theirs", theirs)]]
+        deps = lambda to, kind: [{"pkg": to, "dep_kinds": [{"kind": kind}]}]
+        nodes = [{"id": "ours", "deps": deps("between", None)}, {"id": "between", "deps": deps("theirs", kind)},
+                 {"id": "theirs", "deps": []}]
+        return check_rust_versions({"packages": packages, "workspace_members": ["ours"], "resolve": {"nodes": nodes}})
+
+    expect("as old as promised", versions("1.85", "1.85.1"))
+    expect("newer than promised", versions("1.85", "1.86"), "and theirs 1.0.0 needs 1.86")
+    expect("newer, for its build script", versions("1.85", "1.90.0", "build"), "needs 1.90.0")
+    expect("newer, for its tests", versions("1.85", "1.90.0", "dev"))
+    expect("no promise", versions(None, None), "says no rust-version")
 
     def changed(section, **keys):
         return {**rules, section: {**rules[section], **keys}}
