@@ -66,7 +66,13 @@ impl Doors {
             match self.next(addr, name) {
                 Next::Known(error) => return Err(error),
                 Next::Wait(over) => over.wait().await,
-                Next::Dial { notes: false } => return dial().await,
+                Next::Dial { notes: false } => {
+                    let dialled = dial().await;
+                    if let Some(error) = dialled.as_ref().err().filter(|error| is_news(error)) {
+                        self.note_again(addr, name, error);
+                    }
+                    return dialled;
+                }
                 Next::Dial { notes: true } => {
                     let mut note = Note { doors: self, addr, began: now(), found: None };
                     let dialled = dial().await;
@@ -103,6 +109,27 @@ impl Doors {
         }
         Next::Dial { notes }
     }
+
+    /// The one name that is let through was looked for in vain once more. The others wait from now on: between them and its
+    /// own tries an address would be dialled more often than for one name alone.
+    fn note_again(&self, addr: SocketAddr, name: NodeId, error: &NetError) {
+        let mut known = self.known.lock();
+        if let Some(door) = known.get_mut(&addr).filter(|door| door.name == name && door.found.is_some()) {
+            door.found = Some((error.clone(), now()));
+        }
+    }
+}
+
+/// Whether an error says something about who is there. What is our own doing does not, and what is spoken there is asked
+/// again for another protocol.
+fn is_news(error: &NetError) -> bool {
+    !matches!(
+        error,
+        NetError::Busy { .. }
+            | NetError::Canceled
+            | NetError::Panicked { .. }
+            | NetError::ProtocolRefused { .. }
+    )
 }
 
 /// Told at the end of a dial, also of one that is called off.
@@ -121,13 +148,6 @@ impl Drop for Note<'_> {
             None if now().duration_since(self.began) >= IN_VAIN => Some(NetError::Timeout { op: "connect" }),
             None => None,
         };
-        // What is our own doing says nothing about who is there, and what is spoken there is asked again for another
-        // protocol.
-        let is_ours = |error: &NetError| {
-            matches!(error, NetError::Busy { .. } | NetError::Canceled | NetError::Panicked { .. })
-        };
-        let is_news =
-            |error: &NetError| !is_ours(error) && !matches!(error, NetError::ProtocolRefused { .. });
         let mut known = self.doors.known.lock();
         let over = match found.filter(is_news) {
             Some(error) => known.get_mut(&self.addr).map(|door| {
@@ -203,10 +223,14 @@ mod tests {
             }
             let _ = look(&doors, 2, 2, None, &dials).await;
             assert_eq!(dials.get(), 2);
-            // The first name is the business of who dials it: peers have a pause of their own.
+            // The first name is the business of who dials it: peers have a pause of their own. Others wait from then on.
+            tokio::time::sleep(REMEMBERED / 2).await;
             let _ = look(&doors, 1, 2, there, &dials).await;
             assert_eq!(dials.get(), 3);
-            tokio::time::sleep(REMEMBERED).await;
+            tokio::time::sleep(REMEMBERED / 2).await;
+            let _ = look(&doors, 1, 3, there, &dials).await;
+            assert_eq!(dials.get(), 3);
+            tokio::time::sleep(REMEMBERED / 2).await;
             let _ = look(&doors, 1, 3, there, &dials).await;
             assert_eq!(dials.get(), 4);
         }
