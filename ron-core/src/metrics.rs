@@ -36,6 +36,8 @@ pub enum Counter {
     BusLagged,
     /// Tasks started.
     TasksSpawned,
+    /// Tasks that have ended, however they did: what was started and has not ended runs.
+    TasksEnded,
     /// Tasks that ended by themselves after being asked to stop, and jobs given up by their caller.
     TasksCanceled,
     /// Tasks cut off at the drain deadline.
@@ -97,8 +99,9 @@ pub struct HistogramSpec {
 
 impl Counter {
     /// Those that every kind of task has.
-    const OF_TASKS: [Counter; 5] = [
+    const OF_TASKS: [Counter; 6] = [
         Counter::TasksSpawned,
+        Counter::TasksEnded,
         Counter::TasksCanceled,
         Counter::TasksAborted,
         Counter::TasksPanicked,
@@ -114,6 +117,7 @@ impl Counter {
             Counter::QueueDropped => ("queue_dropped", "Accepted items lost to the overflow policy", "queue"),
             Counter::BusLagged => ("bus_lagged", "Events that slow subscribers missed", "topic"),
             Counter::TasksSpawned => ("tasks_spawned", "Tasks started", "kind"),
+            Counter::TasksEnded => ("tasks_ended", "Tasks that have ended, however", "kind"),
             Counter::TasksCanceled => {
                 ("tasks_canceled", "Tasks and jobs that ended because they were told to", "kind")
             }

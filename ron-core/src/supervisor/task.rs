@@ -234,6 +234,7 @@ impl Drop for Member {
             TaskEnd::Drained => self.group.count(Counter::TasksCanceled, self.spec).add(1),
             TaskEnd::Completed | TaskEnd::Failed | TaskEnd::Refused => {}
         }
+        self.group.count(Counter::TasksEnded, self.spec).add(1);
         self.ending.write(end);
         self.group.roll.leave(self.id, end == TaskEnd::Drained);
     }

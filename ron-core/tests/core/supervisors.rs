@@ -470,6 +470,7 @@ proptest! {
                 ["task", "dialer"].iter().filter_map(|kind| series(&registry, &format!("{name}{{kind=\"{kind}\"}}"))).sum::<u64>() as usize
             };
             assert_eq!(counted("tasks_spawned_total"), tasks.len());
+            assert_eq!(counted("tasks_ended_total"), tasks.len());
             assert_eq!(counted("tasks_aborted_total"), count(TaskEnd::Aborted));
             assert_eq!(counted("tasks_canceled_total"), count(TaskEnd::Drained));
             assert_eq!(stopped.aborted, count(TaskEnd::Aborted));
