@@ -16,7 +16,7 @@ use ron_core::{
 use ron_dht::{Dht, DhtError};
 use ron_index::{
     Index,
-    source::{DhtNames, DhtProviders, StoreManifests, StoreProviders},
+    source::{DhtNames, DhtProviders, KeepingProviders, StoreManifests, StoreProviders},
 };
 use ron_overlay::Overlay;
 use ron_registry::{LogTrust, Registry, ReloadSource, net::Links};
@@ -157,8 +157,6 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let registry =
         log::start(&config.registry, data.as_deref(), endpoint.node_id(), &links, of_registry, &host).await?;
 
-    let index = index(config, &endpoint, &store, &dht, &registry).metrics(of_index).start(&host)?;
-
     let token = tokens.clone();
     let tokens: Arc<dyn Authorizer> = Arc::new(tokens);
     // Everybody may read what it can name, and whoever has the token may offer.
@@ -166,6 +164,12 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let rules = peers::Rules { writes: Some(Arc::clone(&tokens)), ..peers::Rules::default() };
     let parts = (&endpoint, &dht, &store, &blobs);
     let company = Company::start(config, data.as_deref(), owner, parts, of_storage, &host)?;
+    let index = index(config, &endpoint, &store, &dht, &registry);
+    let index = match &company {
+        Some(company) => index.providers(KeepingProviders::new(&company.keeping)),
+        None => index,
+    };
+    let index = index.metrics(of_index).start(&host)?;
     blobs.serve(&store, company.as_ref().map_or(rules.clone(), |company| company.rules(rules)));
     let fetcher = Fetcher::new(blobs.clone(), &store);
     let by_dht = providers::ByDht(dht.clone());

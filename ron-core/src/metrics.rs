@@ -205,7 +205,7 @@ impl Histogram {
     /// An empty one with buckets up to these bounds, ascending, and one for everything above.
     #[must_use]
     pub fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
-        let bounds = bounds.into_iter().chain([f64::MAX]);
+        let bounds = bounds.into_iter().chain([f64::INFINITY]);
         let buckets = bounds.map(|bound| (bound, AtomicU64::new(0))).collect();
         Histogram(Arc::new(Observed { buckets, sum: AtomicU64::new(0) }))
     }
@@ -541,6 +541,7 @@ mod tests {
             "ron_test_breaker_state{target=\"dht\",state=\"open\"} 1.0",
             "ron_test_breaker_state{target=\"dht\",state=\"closed\"} 0.0",
             "ron_test_lookup_seconds_bucket{le=\"0.1\"} 1",
+            "ron_test_lookup_seconds_bucket{le=\"+Inf\"} 2",
             "ron_test_lookup_seconds_count 2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -1,12 +1,14 @@
 //! What the index asks of the world: what a name stands for, what content is made of, and who has it.
 //!
-//! One small trait each, and adapters by feature: `registry` and `dht` for names, `storage` for manifests, `dht` and
-//! `storage` for providers, and a fixed list. A source verifies what it answers: whatever it hands over is cached and
+//! One small trait each, and adapters by feature: `registry` and `dht` for names, `storage` for manifests, `dht`,
+//! `storage` and `keeping` for providers, and a fixed list. A source verifies what it answers: whatever it hands over is cached and
 //! served as it is. An answer that does not hold is [`SourceError::Invalid`], never an answer.
 
 #[cfg(feature = "dht")]
 mod dht;
 mod fixed;
+#[cfg(feature = "keeping")]
+mod keeping;
 #[cfg(feature = "registry")]
 mod registry;
 #[cfg(feature = "storage")]
@@ -29,6 +31,8 @@ use ron_core::{ContentId, Deadline, Lock, LockSpec, Metrics, NodeId};
 #[cfg(feature = "dht")]
 pub use self::dht::{DhtNames, DhtProviders};
 pub use self::fixed::FixedProviders;
+#[cfg(feature = "keeping")]
+pub use self::keeping::KeepingProviders;
 #[cfg(feature = "registry")]
 pub use self::registry::RegistryNames;
 #[cfg(feature = "storage")]

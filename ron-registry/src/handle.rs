@@ -34,7 +34,9 @@ use crate::{
     upkeep::Prune,
 };
 
-/// That something is in the log, durably and covered by a signed head.
+/// That something is in the log, durably and covered by a signed head. It is what this node says: to show it to somebody without
+/// a network, send what [`Registry::prove`] gives for `version` and the bytes of the entry, which
+/// [`ProofFile::verify`](crate::ProofFile::verify) checks with the log's public key alone.
 #[derive(Debug, Clone)]
 pub struct Receipt {
     /// The entry.

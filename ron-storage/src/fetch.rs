@@ -8,7 +8,7 @@
 //!
 //! ```
 //! # use std::{sync::Arc, time::Duration};
-//! # use ron_core::{Deadline, Supervisor, net::{Contact, Endpoint, Identity}};
+//! # use ron_core::{Deadline, Supervisor, net::{Endpoint, Identity}};
 //! # use ron_storage::{Store, peers::{Links, Rules}};
 //! use ron_storage::fetch::Fetcher;
 //!
@@ -20,7 +20,7 @@
 //! # let there = Endpoint::builder(Identity::generate()?).listen("127.0.0.1:0".parse()?).start(&host)?;
 //! # let serving = Links::start(&there, &host)?;
 //! # serving.serve(&remote, Rules::default());
-//! # let providers = [Contact { id: there.node_id(), addrs: there.local_addrs().into() }.into()];
+//! # let providers = [there.contact().into()];
 //! # let here = Endpoint::builder(Identity::generate()?).start(&host)?;
 //! let store = Store::builder().memory().start(&host).await?;
 //! let fetcher = Fetcher::new(Links::start(&here, &host)?, &store);

@@ -92,6 +92,13 @@ impl Candidates for () {
     }
 }
 
+/// Those that the host knows anyway.
+impl Candidates for Vec<Contact> {
+    fn find(&self, _: Deadline) -> BoxFuture<'_, Vec<Contact>> {
+        Box::pin(std::future::ready(self.clone()))
+    }
+}
+
 /// The knobs of membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MembersSettings {

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! # use std::{sync::Arc, time::Duration};
-//! # use ron_core::{Deadline, Supervisor, net::{Contact, Endpoint, Identity}};
+//! # use ron_core::{Deadline, Supervisor, net::{Endpoint, Identity}};
 //! # use ron_storage::Store;
 //! use ron_storage::peers::{Groups, Held, Links, Peers, Rules, Want};
 //!
@@ -22,7 +22,7 @@
 //! // The other node, usually elsewhere.
 //! let here = Endpoint::builder(Identity::generate()?).start(&host)?;
 //! let links = Links::start(&here, &host)?;
-//! let peer = Contact { id: there.node_id(), addrs: there.local_addrs().into() }.into();
+//! let peer = there.contact().into();
 //! assert_eq!(links.have(&peer, &[id], soon()).await?.held, [Held::Complete(5)]);
 //! let want = Want::all(id);
 //! let mut groups = Groups::new(&want, u64::MAX, links.get(&peer, &want, soon()).await?);
@@ -222,7 +222,8 @@ pub trait Policy: Send + Sync + 'static {
 impl Policy for () {}
 
 /// Says which nodes may do everything.
-type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
+/// Says of a node whether it is trusted.
+pub type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
 
 /// Who may do what with a store that is served.
 #[derive(Clone)]
@@ -231,7 +232,8 @@ pub struct Rules {
     pub reads: Option<Arc<dyn Authorizer>>,
     /// Asked about `storage.push` and `storage.claims`. `None` lets nobody write.
     pub writes: Option<Arc<dyn Authorizer>>,
-    /// Nodes that may read and write without a capability: their keys prove who they are. `None` is nobody.
+    /// Nodes that may read and write without a capability: their keys prove who they are. `None` is nobody, and then nobody
+    /// keeps copies here.
     pub trusts: Option<Trusts>,
     /// What the host says to what is offered.
     pub policy: Arc<dyn Policy>,

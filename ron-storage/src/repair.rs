@@ -5,8 +5,25 @@
 //! Nobody is in charge; see [`logic::plan`](crate::logic::plan) for who acts, and [`logic::promises`](crate::logic::promises)
 //! for why no two nodes delete the last copies.
 //!
-//! The host says who keeps objects ([`Nodes`]), serves the store with [`Keeping::policy`], and puts with
-//! [`Keeping::put`].
+//! The host says who keeps objects ([`Nodes`]; [`members::Members`](crate::members::Members) is one that finds them by a secret),
+//! serves the store with [`Keeping::policy`] to those whom it trusts, and puts with [`Keeping::put`]. All of it together:
+//!
+//! ```no_run
+//! # use std::{sync::Arc, time::Duration};
+//! # use ron_core::{Deadline, Supervisor, net::{Contact, Endpoint}};
+//! # use ron_storage::{Store, StorageError, claims::Policy, members::{Admission, Members, Secret}, peers::{Links, Rules}, repair::{Ack, Keeping}};
+//! # async fn node(endpoint: Endpoint, store: Store, secret: Secret, known: Vec<Contact>, host: Supervisor) -> Result<(), Box<dyn std::error::Error>> {
+//! let links = Links::start(&endpoint, &host)?; // ron/blob/1
+//! let members = Members::builder(Admission::Secret(secret.clone())).candidates(known).start(&endpoint, &host)?;
+//! let nodes = Arc::new(members.clone());
+//! let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(links.clone()), nodes).start(&host)?;
+//! let trusts = Arc::new(move |node: &_| members.contains(node));
+//! links.serve(&store, Rules { policy: keeping.policy(), trusts: Some(trusts), ..Rules::default() });
+//! // Acknowledged when two nodes have it. The secret's own key speaks for what all of them keep.
+//! let soon = Deadline::after(Duration::from_secs(10));
+//! keeping.put("hello".into(), Policy::Copies(2), &secret.owner(), Ack::Copies(2), soon).await?;
+//! # Ok(()) }
+//! ```
 
 mod hands;
 mod keeping;

@@ -375,6 +375,16 @@ fn objects_are_put_got_changed_and_deleted_on_any_node() {
             .unwrap();
     assert_eq!((&said["policy"], &said["acknowledged"]), (&"2 copies".into(), &2.into()), "{said}");
     let id = said["id"].as_str().unwrap().to_owned();
+    // Nobody said in the DHT that it has it: those who keep objects together ask each other.
+    let holders = cluster.holders(&id);
+    assert_eq!(holders.len(), 2);
+    for number in 0..3 {
+        let found = cluster.says(number, &["find", &id]);
+        for holder in &holders {
+            let (node, _) = cluster.node(*holder).seed.split_once('@').unwrap();
+            assert!(found.contains(node), "{node} in what {number} found: {found}");
+        }
+    }
     for number in 0..3 {
         assert_eq!(cluster.says(number, &["get", &id]), "hello, company");
     }

@@ -19,7 +19,7 @@ use std::{
 
 #[cfg(feature = "quic")]
 use super::Quic;
-use super::{BoxFuture, Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
+use super::{BoxFuture, Contact, Identity, KeyPolicy, Link, Listener, NetError, TcpTls, Transport};
 use crate::{
     Counter, Deadline, Gate, GateLimits, GateSettings, Inbox, Inventory, Lane, LaneSpec, Lock, LockSpec,
     Metrics, NodeId, Restart, Stop, Stopped, Supervisor, Task, TaskSpec, permits::Permits, shutdown::Latch,
@@ -354,6 +354,12 @@ impl Endpoint {
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.shared.local_addrs.last().addrs
+    }
+
+    /// Who this is and where it listens: what others are given to reach it.
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        Contact { id: self.node_id(), addrs: self.local_addrs().into() }
     }
 
     /// Also listens on `addr` from now on; port 0 takes a free one. Says which address that is.

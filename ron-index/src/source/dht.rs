@@ -63,10 +63,9 @@ impl Providers for DhtProviders {
             // Only one who has asked everybody near the key, and got answers, knows that nobody has it.
             match found.verdict() {
                 Some(verdict) if verdict.reason == Reason::Deadline => Err(SourceError::Timeout),
-                Some(verdict) => {
-                    let was_heard = !verdict.closest.is_empty();
-                    Ok(Answered { is_final: verdict.reason == Reason::Complete && was_heard })
-                }
+                // Nobody who was asked answered: that is no answer, and one that is known already is better.
+                Some(verdict) if verdict.closest.is_empty() => Err(SourceError::NoRoute),
+                Some(verdict) => Ok(Answered { is_final: verdict.reason == Reason::Complete }),
                 None => Ok(Answered { is_final: false }),
             }
         })

@@ -8,7 +8,7 @@ use ron_storage::{GROUP_BYTES, StorageError, Store};
 use super::{Answered, Ask, BoxFuture, Deadline, Key, Manifest, Manifests, Provider, Providers, SourceError};
 
 /// How objects of a store are fetched from it.
-const PROTOCOL: &str = "ron-blob-1";
+pub(super) const PROTOCOL: &str = "ron-blob-1";
 
 /// Manifests of the objects in a store. Their lengths were hashed with them when they came in, and every read checks that
 /// again.

@@ -82,8 +82,10 @@ impl Keeping {
     /// many nodes have it as `ack` asks for. Dropping the future may leave it put or claimed; doing it again is harmless.
     ///
     /// # Errors
-    /// [`StorageError::Unacknowledged`] if fewer nodes have it at the deadline: it is kept and claimed here, and copies follow
-    /// when they can. [`StorageError::Claim`] for a policy that cannot be, and those of [`Store::put`](crate::Store::put).
+    /// [`StorageError::Unacknowledged`] if fewer nodes have it at the deadline, or sooner if too few of those that are known
+    /// answer: it is not waited for nodes that are away. It is kept and claimed here, and copies follow when they can. Wait for
+    /// [`status`](Self::status) to have so many `up` before the first put.
+    /// [`StorageError::Claim`] for a policy that cannot be, and those of [`Store::put`](crate::Store::put).
     pub async fn put(
         &self,
         content: Bytes,
