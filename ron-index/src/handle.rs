@@ -414,6 +414,19 @@ enum Look {
     Miss(Option<Arc<Entry>>),
 }
 
+/// A question, as far as it is answered without waiting.
+pub(crate) enum Begun {
+    Known(Answer),
+    Open(Open),
+}
+
+/// A question that somebody has to be asked.
+pub(crate) struct Open {
+    _pass: Option<Pass>,
+    stale: Option<Arc<Entry>>,
+    began: Instant,
+}
+
 impl Index {
     /// An index.
     #[must_use]
@@ -454,20 +467,36 @@ impl Index {
     /// [`IndexError::BreakerOpen`], [`IndexError::NotReady`] and [`IndexError::Unavailable`] when nobody can answer,
     /// [`IndexError::Canceled`]. Where there is an older answer that is still good enough, that is given instead, and says so.
     pub async fn resolve(&self, key: &Key, deadline: Deadline) -> Result<Answer, IndexError> {
+        match self.begin(self.client, key)? {
+            Begun::Known(answer) => Ok(answer),
+            Begun::Open(open) => self.go_on(key, open, deadline).await,
+        }
+    }
+
+    /// The part of [`resolve`](Self::resolve) that waits for nobody: the limits of `client`, and what the cache knows.
+    pub(crate) fn begin(&self, client: Option<ClientKey>, key: &Key) -> Result<Begun, IndexError> {
         let began = now();
-        let inner = self.inner();
-        let _pass = self.enter()?;
-        let stale = match self.look(key, began) {
+        let pass = self.enter(client, began)?;
+        match self.look(key, began) {
             Look::Answer(answer) => {
-                inner.resolve_seconds.observe(began.elapsed().as_secs_f64());
-                return Ok(answer);
+                self.inner().resolve_seconds.observe(began.elapsed().as_secs_f64());
+                Ok(Begun::Known(answer))
             }
-            Look::Nothing => return Err(IndexError::NotFound),
-            Look::Miss(stale) => stale,
-        };
+            Look::Nothing => Err(IndexError::NotFound),
+            Look::Miss(stale) => Ok(Begun::Open(Open { _pass: pass, stale, began })),
+        }
+    }
+
+    /// The part that waits.
+    pub(crate) async fn go_on(
+        &self,
+        key: &Key,
+        open: Open,
+        deadline: Deadline,
+    ) -> Result<Answer, IndexError> {
         let looked_up = self.look_up(key, deadline).await;
-        inner.resolve_seconds.observe(began.elapsed().as_secs_f64());
-        self.or_stale(looked_up, stale)
+        self.inner().resolve_seconds.observe(open.began.elapsed().as_secs_f64());
+        self.or_stale(looked_up, open.stale)
     }
 
     /// What the cache has about `key`, without asking anybody.
@@ -484,7 +513,7 @@ impl Index {
     /// # Errors
     /// As [`resolve`](Self::resolve), without waiting for anything but a place.
     pub fn find(&self, content: &Key, limit: usize, deadline: Deadline) -> Result<Found, IndexError> {
-        let pass = self.enter()?;
+        let pass = self.enter(self.client, now())?;
         let counts = &self.inner().counts;
         let (state, stale) = match self.look(content, now()) {
             Look::Answer(answer) => (Finding::Known(answer.entry), answer.stale),
@@ -512,7 +541,7 @@ impl Index {
     /// [`IndexError::Timeout`], [`IndexError::Busy`], and [`IndexError::Unavailable`], [`IndexError::NotReady`] or
     /// [`IndexError::BreakerOpen`] if none could answer.
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter(self.client, now())?;
         let inner = self.inner();
         let deadline = deadline.within(inner.settings.load().budget);
         // All at once: one that is silent must not keep the others from answering.
@@ -678,12 +707,12 @@ impl Index {
         &self.shared.inner
     }
 
-    /// A place for a question of this client.
-    fn enter(&self) -> Result<Option<Pass>, IndexError> {
+    /// A place for a question of `client`.
+    fn enter(&self, client: Option<ClientKey>, now: Instant) -> Result<Option<Pass>, IndexError> {
         if self.inner().stop.is_requested() {
             return Err(IndexError::Canceled);
         }
-        Ok(self.client.map(|client| self.inner().gate.enter(client, 0)).transpose()?)
+        Ok(client.map(|client| self.inner().gate.enter_at(client, 0, now)).transpose()?)
     }
 
     fn look(&self, key: &Key, now: Instant) -> Look {

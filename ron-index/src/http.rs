@@ -55,9 +55,12 @@ use std::sync::Arc;
 use axum::{
     Router,
     middleware::map_response,
-    routing::{any, get, post, put},
+    routing::{any, get, get_service, post, put},
 };
-use ron_core::{auth::Authorizer, http::Guard};
+use ron_core::{
+    auth::Authorizer,
+    http::{Guard, Layer as _},
+};
 
 use crate::Index;
 
@@ -91,7 +94,7 @@ pub fn lookups(index: &Index) -> Router {
     let open = || map_response(routing::open_to_browsers);
     let peers = Guard::new("routing_peers").in_flight(LOCATE_IN_FLIGHT).metrics(&index.inner().metrics);
     Router::new()
-        .route("/resolve/{*key}", get(answer::resolve).route_layer(guard("resolve")))
+        .route("/resolve/{*key}", get_service(guard("resolve").layer(answer::Resolve(index.clone()))))
         .route("/providers/{id}", get(answer::providers).route_layer(guard("providers").streaming()))
         .route(
             "/routing/v1/providers/{cid}",
