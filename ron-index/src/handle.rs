@@ -532,7 +532,17 @@ impl Index {
                 }
             }
         };
-        Ok(Found { state, stale, next: 0, limit, deadline, if_error: counts.if_error.clone(), _pass: pass })
+        Ok(Found {
+            state,
+            stale,
+            next: 0,
+            limit,
+            deadline,
+            if_error: counts.if_error.clone(),
+            deadline_hit: counts.deadline_hit.clone(),
+            late: counts.find_late.clone(),
+            _pass: pass,
+        })
     }
 
     /// Where a node can be reached, by whichever source knows; `None` if none does. Nothing of it is kept.
@@ -543,6 +553,8 @@ impl Index {
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
         let _pass = self.enter(self.client, now())?;
         let inner = self.inner();
+        // It is asked of sources like any lookup, so it takes one of the client's places for those.
+        let _place = inner.lookup_pass(self.client)?;
         let deadline = deadline.within(inner.settings.load().budget);
         // All at once: one that is silent must not keep the others from answering.
         let mut out: Many<&'static str, _> = Many::default();
@@ -555,7 +567,10 @@ impl Index {
         let is_refused = out.is_empty() && !inner.sources.providers.is_empty();
         let (mut answered, mut failures) = (0, None::<Failures>);
         while !out.is_empty() {
-            let said = deadline.limit("locate", out.next(|| false)).await?;
+            let said = deadline.limit("locate", out.next(|| false)).await.inspect_err(|_| {
+                inner.counts.deadline_hit.add(1);
+                inner.counts.locate_late.add(1);
+            })?;
             match said {
                 Some((_, Ok(Ok(Some(provider))))) => return Ok(Some(provider)),
                 Some((_, Ok(Ok(None)))) => answered += 1,
@@ -690,9 +705,16 @@ impl Index {
     pub fn reload(&self, settings: Settings) -> Result<(), IndexError> {
         let inner = self.inner();
         inner.settings.load().check_change(&settings)?;
-        inner.gate.reload(settings.gate())?;
-        inner.lookup_gate.reload(settings.lookup_gate())?;
-        inner.settings.replace(settings);
+        let mut applied = Ok(());
+        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        inner.settings.update(|current| {
+            applied = current
+                .check_change(&settings)
+                .and_then(|()| inner.gate.reload(settings.gate()))
+                .and_then(|()| inner.lookup_gate.reload(settings.lookup_gate()));
+            if applied.is_ok() { settings } else { current.clone() }
+        });
+        applied?;
         inner.events.publish(Event::Reloaded);
         Ok(())
     }
@@ -781,7 +803,7 @@ impl Index {
             }
             if is_late {
                 inner.counts.deadline_hit.add(1);
-                inner.metrics.tally(Counter::IoTimeouts, "resolve").add(1);
+                inner.counts.resolve_late.add(1);
             }
             return Err(error);
         };
@@ -828,6 +850,8 @@ pub struct Found {
     limit: usize,
     deadline: Deadline,
     if_error: Tally,
+    deadline_hit: Tally,
+    late: Tally,
     _pass: Option<Pass>,
 }
 
@@ -884,6 +908,10 @@ impl Found {
                 }
             }
         };
+        if matches!(error, IndexError::Timeout { .. }) {
+            self.late.add(1);
+            self.deadline_hit.add(1);
+        }
         let older = match std::mem::replace(&mut self.state, Finding::Over) {
             Finding::Coming(_, older) => older.filter(|_| error.is_mishap()),
             Finding::Known(_) | Finding::Over => None,

@@ -70,8 +70,9 @@ pub use openapi::document as openapi;
 /// Requests in work at once, answers on their way included.
 const IN_FLIGHT: u32 = 8192;
 
-/// Nodes that are looked for at once: that goes past the resolver pool, so it is few.
-const LOCATE_IN_FLIGHT: u32 = 64;
+/// Nodes that are looked for at once: that goes past the resolver pool, so it is few. Twice what one client may have under way
+/// by default, so that one alone cannot take them all.
+const LOCATE_IN_FLIGHT: u32 = 128;
 
 /// The type of an answer with a provider in each line.
 const NDJSON: &str = "application/x-ndjson";
