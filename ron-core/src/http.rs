@@ -82,6 +82,9 @@ pub use self::{
     upgrade::{Upgrade, Upgraded},
     wire::Stream,
 };
+/// What a [`Guard`] is, and what it stands before; for hosts whose routes are services and not functions.
+pub use tower::{Layer, Service};
+
 use crate::Inventory;
 
 /// What connections are called in the metrics.

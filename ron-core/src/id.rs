@@ -308,17 +308,17 @@ pub(crate) fn read_hex(digits: &str) -> Result<[u8; 32], IdError> {
     if digits.len() != 64 {
         return Err(IdError::Length { found: digits.len() });
     }
+    let mut bytes = [0; 32];
+    if HEXLOWER.decode_mut(digits.as_bytes(), &mut bytes).is_ok() {
+        return Ok(bytes);
+    }
+    // Only what is wrong is looked at digit by digit.
     let wrong = |(at, digit): (usize, u8)| match digit {
         b'0'..=b'9' | b'a'..=b'f' => None,
         b'A'..=b'F' => Some(IdError::UpperCase { at }),
         _ => Some(IdError::Digit { at }),
     };
-    if let Some(error) = digits.bytes().enumerate().find_map(wrong) {
-        return Err(error);
-    }
-    let mut bytes = [0; 32];
-    HEXLOWER.decode_mut(digits.as_bytes(), &mut bytes).expect("64 lowercase hex digits are 32 bytes");
-    Ok(bytes)
+    Err(digits.bytes().enumerate().find_map(wrong).unwrap_or(IdError::Digit { at: 0 }))
 }
 
 #[cfg(all(test, not(ron_loom)))]

@@ -76,6 +76,13 @@ impl<T: ?Sized> Snapshot<T> {
         Arc::clone(&lock(&self.shared.state).value)
     }
 
+    /// How often it was replaced, by one atomic load. Whoever has made something of the value, and read this before, can tell
+    /// whether that still holds.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.shared.version.load(Ordering::Acquire)
+    }
+
     /// A reader that notices changes.
     #[must_use]
     pub fn watch(&self) -> Watch<T> {

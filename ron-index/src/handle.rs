@@ -414,6 +414,19 @@ enum Look {
     Miss(Option<Arc<Entry>>),
 }
 
+/// A question, as far as it is answered without waiting.
+pub(crate) enum Begun {
+    Known(Answer),
+    Open(Open),
+}
+
+/// A question that somebody has to be asked.
+pub(crate) struct Open {
+    _pass: Option<Pass>,
+    stale: Option<Arc<Entry>>,
+    began: Instant,
+}
+
 impl Index {
     /// An index.
     #[must_use]
@@ -454,20 +467,36 @@ impl Index {
     /// [`IndexError::BreakerOpen`], [`IndexError::NotReady`] and [`IndexError::Unavailable`] when nobody can answer,
     /// [`IndexError::Canceled`]. Where there is an older answer that is still good enough, that is given instead, and says so.
     pub async fn resolve(&self, key: &Key, deadline: Deadline) -> Result<Answer, IndexError> {
+        match self.begin(self.client, key)? {
+            Begun::Known(answer) => Ok(answer),
+            Begun::Open(open) => self.go_on(key, open, deadline).await,
+        }
+    }
+
+    /// The part of [`resolve`](Self::resolve) that waits for nobody: the limits of `client`, and what the cache knows.
+    pub(crate) fn begin(&self, client: Option<ClientKey>, key: &Key) -> Result<Begun, IndexError> {
         let began = now();
-        let inner = self.inner();
-        let _pass = self.enter()?;
-        let stale = match self.look(key, began) {
+        let pass = self.enter(client, began)?;
+        match self.look(key, began) {
             Look::Answer(answer) => {
-                inner.resolve_seconds.observe(began.elapsed().as_secs_f64());
-                return Ok(answer);
+                self.inner().resolve_seconds.observe(began.elapsed().as_secs_f64());
+                Ok(Begun::Known(answer))
             }
-            Look::Nothing => return Err(IndexError::NotFound),
-            Look::Miss(stale) => stale,
-        };
+            Look::Nothing => Err(IndexError::NotFound),
+            Look::Miss(stale) => Ok(Begun::Open(Open { _pass: pass, stale, began })),
+        }
+    }
+
+    /// The part that waits.
+    pub(crate) async fn go_on(
+        &self,
+        key: &Key,
+        open: Open,
+        deadline: Deadline,
+    ) -> Result<Answer, IndexError> {
         let looked_up = self.look_up(key, deadline).await;
-        inner.resolve_seconds.observe(began.elapsed().as_secs_f64());
-        self.or_stale(looked_up, stale)
+        self.inner().resolve_seconds.observe(open.began.elapsed().as_secs_f64());
+        self.or_stale(looked_up, open.stale)
     }
 
     /// What the cache has about `key`, without asking anybody.
@@ -484,7 +513,7 @@ impl Index {
     /// # Errors
     /// As [`resolve`](Self::resolve), without waiting for anything but a place.
     pub fn find(&self, content: &Key, limit: usize, deadline: Deadline) -> Result<Found, IndexError> {
-        let pass = self.enter()?;
+        let pass = self.enter(self.client, now())?;
         let counts = &self.inner().counts;
         let (state, stale) = match self.look(content, now()) {
             Look::Answer(answer) => (Finding::Known(answer.entry), answer.stale),
@@ -503,7 +532,17 @@ impl Index {
                 }
             }
         };
-        Ok(Found { state, stale, next: 0, limit, deadline, if_error: counts.if_error.clone(), _pass: pass })
+        Ok(Found {
+            state,
+            stale,
+            next: 0,
+            limit,
+            deadline,
+            if_error: counts.if_error.clone(),
+            deadline_hit: counts.deadline_hit.clone(),
+            late: counts.find_late.clone(),
+            _pass: pass,
+        })
     }
 
     /// Where a node can be reached, by whichever source knows; `None` if none does. Nothing of it is kept.
@@ -512,8 +551,10 @@ impl Index {
     /// [`IndexError::Timeout`], [`IndexError::Busy`], and [`IndexError::Unavailable`], [`IndexError::NotReady`] or
     /// [`IndexError::BreakerOpen`] if none could answer.
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter(self.client, now())?;
         let inner = self.inner();
+        // It is asked of sources like any lookup, so it takes one of the client's places for those.
+        let _place = inner.lookup_pass(self.client)?;
         let deadline = deadline.within(inner.settings.load().budget);
         // All at once: one that is silent must not keep the others from answering.
         let mut out: Many<&'static str, _> = Many::default();
@@ -526,7 +567,10 @@ impl Index {
         let is_refused = out.is_empty() && !inner.sources.providers.is_empty();
         let (mut answered, mut failures) = (0, None::<Failures>);
         while !out.is_empty() {
-            let said = deadline.limit("locate", out.next(|| false)).await?;
+            let said = deadline.limit("locate", out.next(|| false)).await.inspect_err(|_| {
+                inner.counts.deadline_hit.add(1);
+                inner.counts.locate_late.add(1);
+            })?;
             match said {
                 Some((_, Ok(Ok(Some(provider))))) => return Ok(Some(provider)),
                 Some((_, Ok(Ok(None)))) => answered += 1,
@@ -661,9 +705,16 @@ impl Index {
     pub fn reload(&self, settings: Settings) -> Result<(), IndexError> {
         let inner = self.inner();
         inner.settings.load().check_change(&settings)?;
-        inner.gate.reload(settings.gate())?;
-        inner.lookup_gate.reload(settings.lookup_gate())?;
-        inner.settings.replace(settings);
+        let mut applied = Ok(());
+        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        inner.settings.update(|current| {
+            applied = current
+                .check_change(&settings)
+                .and_then(|()| inner.gate.reload(settings.gate()))
+                .and_then(|()| inner.lookup_gate.reload(settings.lookup_gate()));
+            if applied.is_ok() { settings } else { current.clone() }
+        });
+        applied?;
         inner.events.publish(Event::Reloaded);
         Ok(())
     }
@@ -678,12 +729,12 @@ impl Index {
         &self.shared.inner
     }
 
-    /// A place for a question of this client.
-    fn enter(&self) -> Result<Option<Pass>, IndexError> {
+    /// A place for a question of `client`.
+    fn enter(&self, client: Option<ClientKey>, now: Instant) -> Result<Option<Pass>, IndexError> {
         if self.inner().stop.is_requested() {
             return Err(IndexError::Canceled);
         }
-        Ok(self.client.map(|client| self.inner().gate.enter(client, 0)).transpose()?)
+        Ok(client.map(|client| self.inner().gate.enter_at(client, 0, now)).transpose()?)
     }
 
     fn look(&self, key: &Key, now: Instant) -> Look {
@@ -752,7 +803,7 @@ impl Index {
             }
             if is_late {
                 inner.counts.deadline_hit.add(1);
-                inner.metrics.tally(Counter::IoTimeouts, "resolve").add(1);
+                inner.counts.resolve_late.add(1);
             }
             return Err(error);
         };
@@ -799,6 +850,8 @@ pub struct Found {
     limit: usize,
     deadline: Deadline,
     if_error: Tally,
+    deadline_hit: Tally,
+    late: Tally,
     _pass: Option<Pass>,
 }
 
@@ -855,6 +908,10 @@ impl Found {
                 }
             }
         };
+        if matches!(error, IndexError::Timeout { .. }) {
+            self.late.add(1);
+            self.deadline_hit.add(1);
+        }
         let older = match std::mem::replace(&mut self.state, Finding::Over) {
             Finding::Coming(_, older) => older.filter(|_| error.is_mishap()),
             Finding::Known(_) | Finding::Over => None,

@@ -55,9 +55,12 @@ use std::sync::Arc;
 use axum::{
     Router,
     middleware::map_response,
-    routing::{any, get, post, put},
+    routing::{any, get, get_service, post, put},
 };
-use ron_core::{auth::Authorizer, http::Guard};
+use ron_core::{
+    auth::Authorizer,
+    http::{Guard, Layer as _},
+};
 
 use crate::Index;
 
@@ -67,8 +70,9 @@ pub use openapi::document as openapi;
 /// Requests in work at once, answers on their way included.
 const IN_FLIGHT: u32 = 8192;
 
-/// Nodes that are looked for at once: that goes past the resolver pool, so it is few.
-const LOCATE_IN_FLIGHT: u32 = 64;
+/// Nodes that are looked for at once: that goes past the resolver pool, so it is few. Twice what one client may have under way
+/// by default, so that one alone cannot take them all.
+const LOCATE_IN_FLIGHT: u32 = 128;
 
 /// The type of an answer with a provider in each line.
 const NDJSON: &str = "application/x-ndjson";
@@ -91,7 +95,7 @@ pub fn lookups(index: &Index) -> Router {
     let open = || map_response(routing::open_to_browsers);
     let peers = Guard::new("routing_peers").in_flight(LOCATE_IN_FLIGHT).metrics(&index.inner().metrics);
     Router::new()
-        .route("/resolve/{*key}", get(answer::resolve).route_layer(guard("resolve")))
+        .route("/resolve/{*key}", get_service(guard("resolve").layer(answer::Resolve(index.clone()))))
         .route("/providers/{id}", get(answer::providers).route_layer(guard("providers").streaming()))
         .route(
             "/routing/v1/providers/{cid}",

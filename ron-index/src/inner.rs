@@ -212,7 +212,7 @@ impl Inner {
         Ok(Joined::Waiting(waiter))
     }
 
-    fn lookup_pass(&self, client: Option<ClientKey>) -> Result<Option<Pass>, CallError> {
+    pub(crate) fn lookup_pass(&self, client: Option<ClientKey>) -> Result<Option<Pass>, CallError> {
         client.map(|client| self.lookup_gate.enter(client, 0)).transpose()
     }
 

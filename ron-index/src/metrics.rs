@@ -61,11 +61,15 @@ pub(crate) struct Counts {
     pub(crate) misses: Tally,
     pub(crate) joined: Tally,
     pub(crate) deadline_hit: Tally,
+    pub(crate) resolve_late: Tally,
+    pub(crate) find_late: Tally,
+    pub(crate) locate_late: Tally,
 }
 
 impl Counts {
     pub(crate) fn new(metrics: &Metrics) -> Self {
         let hits = |label| metrics.tally(CACHE_HITS, label);
+        let late = |op| metrics.tally(Counter::IoTimeouts, op);
         Counts {
             fresh: hits("fresh"),
             revalidate: hits("while_revalidate"),
@@ -74,6 +78,9 @@ impl Counts {
             misses: metrics.tally(CACHE_MISSES, ""),
             joined: metrics.tally(JOINED, ""),
             deadline_hit: metrics.tally(DEADLINE_HIT, ""),
+            resolve_late: late("resolve"),
+            find_late: late("find"),
+            locate_late: late("locate"),
         }
     }
 }

@@ -99,15 +99,15 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    pub(super) fn new(corr: CorrId, settings: &Settings) -> Arc<Self> {
-        Arc::new(Scope {
+    pub(super) fn new(corr: CorrId, settings: &Settings) -> Self {
+        Scope {
             corr,
             route: OnceLock::new(),
             places: Mutex::new(None),
             body_max: AtomicU64::new(settings.body_bytes_max),
             own_deadline: AtomicBool::new(false),
             cut: AtomicU8::new(0),
-        })
+        }
     }
 
     /// Keeps `place` until the answer is written.

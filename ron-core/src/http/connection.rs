@@ -183,7 +183,8 @@ impl Connection {
         let (wire, control) = Wire::new(stream, shared.wire_limits(seat.is_lobby()));
         let handover = Handover::default();
         let requests = Requests {
-            work: RefCell::new(shared.work.watch()),
+            work: RefCell::new(Work::new(shared.work.watch())),
+            scope: RefCell::new(Arc::new(Scope::new(CorrId(0), &shared.settings))),
             link: Arc::new(Link {
                 shared: Arc::clone(&shared),
                 wire: control.clone(),
@@ -299,10 +300,41 @@ fn plain_response(problem: &Problem) -> Vec<u8> {
 
 /// What the parser hands each request to.
 struct Requests {
-    work: RefCell<Watch<Router>>,
+    work: RefCell<Work>,
+    /// That of the last request, for the next one if nobody else holds it any more.
+    scope: RefCell<Arc<Scope>>,
     link: Arc<Link>,
     peer: Option<IpAddr>,
     lobby: bool,
+}
+
+/// The host's routes, as this connection has them. A copy of its own: to make one for each request, all cores would count the same
+/// thing.
+struct Work {
+    newest: Watch<Router>,
+    routes: Router,
+    copied: Arc<Router>,
+}
+
+impl Work {
+    fn new(mut newest: Watch<Router>) -> Self {
+        let copied = Arc::clone(newest.get());
+        Work { newest, routes: Router::clone(&copied), copied }
+    }
+
+    fn routes(&mut self) -> &mut Router {
+        let newest = self.newest.get();
+        if !Arc::ptr_eq(newest, &self.copied) {
+            (self.routes, self.copied) = (Router::clone(newest), Arc::clone(newest));
+        }
+        &mut self.routes
+    }
+}
+
+/// Who answers a request.
+enum Whom {
+    Ops(Router),
+    Work,
 }
 
 /// What the requests of one connection have in common. Counted for each connection and not for the server: two cores that count
@@ -328,7 +360,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
         self.link.wire.begin_request(length);
         let settings = &self.link.shared.settings;
         let mut exchange = Exchange {
-            scope: Scope::new(CorrId::of(request.headers()), settings),
+            scope: self.scope(CorrId::of(request.headers())),
             method: request.method().clone(),
             link: Arc::clone(&self.link),
             last: length == BodyLength::Unknown || self.lobby,
@@ -337,7 +369,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
             state: Doing::Nothing,
         };
         exchange.state = match self.route(&request) {
-            Ok(router) => self.begin(&exchange, router, request, length),
+            Ok(whom) => self.begin(&exchange, whom, request, length),
             Err(problem) => {
                 // Whose head makes no sense may have meant what follows otherwise too.
                 exchange.last |=
@@ -350,8 +382,19 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
 }
 
 impl Requests {
+    /// What this request and its guards tell each other.
+    fn scope(&self, corr: CorrId) -> Arc<Scope> {
+        let mut last = self.scope.borrow_mut();
+        let scope = Scope::new(corr, &self.link.shared.settings);
+        match Arc::get_mut(&mut last) {
+            Some(last) => *last = scope,
+            None => *last = Arc::new(scope),
+        }
+        Arc::clone(&last)
+    }
+
     /// Who answers: the health routes always, the work only while there is room and time for it.
-    fn route(&self, request: &http::Request<Incoming>) -> Result<Router, Problem> {
+    fn route(&self, request: &http::Request<Incoming>) -> Result<Whom, Problem> {
         let shared = &self.link.shared;
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
@@ -367,13 +410,13 @@ impl Requests {
             ));
         }
         if let Some(ops) = shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
-            Ok(ops.clone())
+            Ok(Whom::Ops(ops.clone()))
         } else if shared.stop.is_requested() {
             Err(Problem::draining())
         } else if self.lobby {
             Err(Problem::crowded())
         } else {
-            Ok(Router::clone(self.work.borrow_mut().get()))
+            Ok(Whom::Work)
         }
     }
 
@@ -381,7 +424,7 @@ impl Requests {
     fn begin(
         &self,
         exchange: &Exchange,
-        mut router: Router,
+        whom: Whom,
         request: http::Request<Incoming>,
         length: BodyLength,
     ) -> Doing {
@@ -408,7 +451,11 @@ impl Requests {
             // The body counts itself, by the limit of its route.
             DefaultBodyLimit::disable().apply(&mut request);
         }
-        match catch(|| router.call(request)) {
+        let called = match whom {
+            Whom::Ops(mut ops) => catch(|| ops.call(request)),
+            Whom::Work => catch(|| self.work.borrow_mut().routes().call(request)),
+        };
+        match called {
             Ok(work) => Doing::Work(work, None),
             Err(panic) => Doing::Said(Box::new(exchange.panicked(&panic))),
         }

@@ -1,6 +1,12 @@
 //! Answers of our own: what a key leads to, and who has something.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -8,16 +14,23 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use ron_core::http::{CorrId, Problem};
+use ron_core::http::{CorrId, Problem, Service};
 use serde::Serialize;
 
 use super::{
     NDJSON,
-    asking::{KeyPath, content, deadline, for_client, has, key, limit_and_explain, problem_of, wants_lines},
+    asking::{
+        KeyPath, client, content, deadline, for_client, has, key_in, limit_and_explain, problem_of,
+        wants_lines,
+    },
     dto::{AnswerDto, ProviderDto, ProvidersDto, to_json},
     stream::lines,
 };
-use crate::{Answer, Index, LIMIT_DEFAULT, logic::cache::Staleness};
+use crate::{
+    Answer, Index, Key, LIMIT_DEFAULT,
+    handle::{Begun, Open},
+    logic::cache::Staleness,
+};
 
 /// Says that an answer is not fresh, and why.
 pub(super) const STALE: HeaderName = HeaderName::from_static("x-ron-stale");
@@ -27,32 +40,98 @@ const HEADERS: usize = 8;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// `GET /resolve/{key}`.
-pub(super) async fn resolve(
-    State(index): State<Index>,
-    path: KeyPath,
-    request: Request,
-) -> Result<Response, Problem> {
-    let key = key(path)?;
-    let (limit, explains) = limit_and_explain(&request)?;
-    let settings = index.settings();
-    let deadline = deadline(&settings, &request);
-    let answer = for_client(index, &request).resolve(&key, deadline).await;
-    let answer = answer.map_err(|error| problem_of(&key, error))?;
-    // What nearly everybody asks for is written once for each answer.
-    if limit == LIMIT_DEFAULT && !explains && answer.stale.is_none() {
-        let rendered =
-            answer.entry.rendered.get_or_init(|| Box::new(Rendered::new(&answer, &settings.staleness())));
-        if let Some(response) = rendered
-            .downcast_ref::<Rendered>()
-            .and_then(|rendered| rendered.send(&answer, &settings.staleness(), request.headers()))
-        {
-            return Ok(response);
+/// `GET /resolve/{key}`. What the cache knows is answered where it is asked for, without a future of its own and without a
+/// handle of its own: that is nearly all that an index does.
+#[derive(Clone)]
+pub(super) struct Resolve(pub(super) Index);
+
+/// Where the key of a request begins. What a host has put before it is gone when the request is here.
+const RESOLVE: &str = "/resolve/";
+
+impl Service<Request> for Resolve {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Resolving;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Resolving {
+        match begin(&self.0, &request) {
+            Ok((question, Begun::Known(answer))) => {
+                Resolving::Said(Some(question.answer(&self.0, &answer, &request)))
+            }
+            Ok((question, Begun::Open(open))) => {
+                let index = for_client(self.0.clone(), &request);
+                Resolving::Asking(Box::pin(question.go_on(index, open, request)))
+            }
+            Err(problem) => Resolving::Said(Some(problem.into_response())),
         }
     }
-    let (body, etag) = render(&AnswerDto::of(&answer, limit, explains));
-    let control = cache_control(answer.ttl(), &settings.staleness());
-    Ok(send(&answer, control, request.headers(), body, etag))
+}
+
+/// An answer that is there, or comes.
+pub(super) enum Resolving {
+    Said(Option<Response>),
+    Asking(Pin<Box<dyn Future<Output = Response> + Send>>),
+}
+
+impl Future for Resolving {
+    type Output = Result<Response, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Resolving::Said(response) => {
+                Poll::Ready(Ok(response.take().expect("not polled after it was ready")))
+            }
+            Resolving::Asking(asking) => asking.as_mut().poll(cx).map(Ok),
+        }
+    }
+}
+
+/// What was asked.
+struct Question {
+    key: Key,
+    limit: usize,
+    explains: bool,
+}
+
+fn begin(index: &Index, request: &Request) -> Result<(Question, Begun), Problem> {
+    let key = key_in(request.uri().path().strip_prefix(RESOLVE).unwrap_or_default())?;
+    let (limit, explains) = limit_and_explain(request)?;
+    let begun = index.begin(client(request), &key).map_err(|error| problem_of(&key, error))?;
+    Ok((Question { key, limit, explains }, begun))
+}
+
+impl Question {
+    async fn go_on(self, index: Index, open: Open, request: Request) -> Response {
+        let deadline = deadline(&index.settings(), &request);
+        match index.go_on(&self.key, open, deadline).await {
+            Ok(answer) => self.answer(&index, &answer, &request),
+            Err(error) => problem_of(&self.key, error).into_response(),
+        }
+    }
+
+    fn answer(&self, index: &Index, answer: &Answer, request: &Request) -> Response {
+        let rules = &index.inner().settings;
+        // What nearly everybody asks for is written once for each answer.
+        if self.limit == LIMIT_DEFAULT && !self.explains && answer.stale.is_none() {
+            // Read before the rules are: what was made under others is never taken for what these would have made.
+            let version = rules.version();
+            let render = || Box::new(Rendered::new(answer, &rules.load().staleness(), version));
+            let rendered = answer.entry.rendered.get_or_init(|| render());
+            if let Some(response) = rendered
+                .downcast_ref::<Rendered>()
+                .and_then(|rendered| rendered.send(answer, version, request.headers()))
+            {
+                return response;
+            }
+        }
+        let (body, etag) = render(&AnswerDto::of(answer, self.limit, self.explains));
+        let control = cache_control(answer.ttl(), &rules.load().staleness());
+        send(answer, control, request.headers(), body, etag)
+    }
 }
 
 /// An answer with the usual number of providers, ready to be sent: its body and its head, but for what differs each time.
@@ -60,12 +139,12 @@ struct Rendered {
     body: Bytes,
     etag: HeaderValue,
     headers: HeaderMap,
-    /// The rules that the head was made under.
-    staleness: Staleness,
+    /// The settings that the head was made under, by their number.
+    version: u64,
 }
 
 impl Rendered {
-    fn new(answer: &Answer, staleness: &Staleness) -> Self {
+    fn new(answer: &Answer, staleness: &Staleness, version: u64) -> Self {
         let (body, etag) = render(&AnswerDto::of(answer, LIMIT_DEFAULT, false));
         let etag = header_value(etag);
         let mut headers = head(answer, &etag, cache_control(answer.ttl(), staleness));
@@ -73,17 +152,17 @@ impl Rendered {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         // There already, so that the server writes it into its place and the map need not grow.
         headers.insert(CorrId::HEADER, HeaderValue::from_static(""));
-        Rendered { body, etag, headers, staleness: *staleness }
+        Rendered { body, etag, headers, version }
     }
 
     /// Nothing if the client has it already, or if the rules are others by now.
-    fn send(&self, answer: &Answer, staleness: &Staleness, asked: &HeaderMap) -> Option<Response> {
-        if self.staleness != *staleness || has(asked, &self.etag) {
+    fn send(&self, answer: &Answer, version: u64, asked: &HeaderMap) -> Option<Response> {
+        if self.version != version || has(asked, &self.etag) {
             return None;
         }
         let mut response = Response::new(Body::from(self.body.clone()));
         *response.headers_mut() = self.headers.clone();
-        response.headers_mut().insert(header::AGE, HeaderValue::from(answer.age.as_secs()));
+        response.headers_mut().insert(header::AGE, seconds(answer.age));
         Some(response)
     }
 }
@@ -142,6 +221,29 @@ pub(super) fn cache_control(ttl: Duration, staleness: &Staleness) -> HeaderValue
     HeaderValue::try_from(text).expect("digits and letters are a header value")
 }
 
+/// The numbers that ages nearly always are, with zeros before them.
+static NUMBERS: [[u8; 3]; 1000] = {
+    let (mut numbers, mut at) = ([[b'0'; 3]; 1000], 0);
+    while at < numbers.len() {
+        numbers[at] = [b'0' + (at / 100) as u8, b'0' + (at / 10 % 10) as u8, b'0' + (at % 10) as u8];
+        at += 1;
+    }
+    numbers
+};
+
+/// How many seconds these are; of the first quarter of an hour without an allocation.
+fn seconds(age: Duration) -> HeaderValue {
+    let seconds = age.as_secs();
+    let digits = usize::try_from(seconds).ok().and_then(|at| NUMBERS.get(at)).map(|digits| {
+        let zeros = digits[..2].iter().take_while(|digit| **digit == b'0').count();
+        &digits[zeros..]
+    });
+    match digits.and_then(|digits| std::str::from_utf8(digits).ok()) {
+        Some(digits) => HeaderValue::from_static(digits),
+        None => HeaderValue::from(seconds),
+    }
+}
+
 fn header_value(text: Bytes) -> HeaderValue {
     HeaderValue::from_maybe_shared(text).expect("it was one before")
 }
@@ -151,7 +253,7 @@ fn head(answer: &Answer, etag: &HeaderValue, control: HeaderValue) -> HeaderMap 
     let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(header::ETAG, etag.clone());
     headers.insert(header::CACHE_CONTROL, control);
-    headers.insert(header::AGE, HeaderValue::from(answer.age.as_secs()));
+    headers.insert(header::AGE, seconds(answer.age));
     headers.insert(header::VARY, HeaderValue::from_static("accept"));
     if let Some(stale) = answer.stale {
         headers.insert(STALE, HeaderValue::from_static(stale.name()));
@@ -171,4 +273,16 @@ fn send(answer: &Answer, control: HeaderValue, asked: &HeaderMap, body: Bytes, e
     };
     *response.headers_mut() = headers;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_numbers_without_zeros_before_them() {
+        for age in (0..1100).chain([12_345]) {
+            assert_eq!(seconds(Duration::from_secs(age)), age.to_string().as_str());
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::{Path, Request, rejection::PathRejection};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use ron_core::{
-    Deadline,
+    ClientKey, Deadline,
     http::{ClientAddr, Problem, Query, accepts},
 };
 
@@ -20,6 +20,30 @@ pub(super) fn key(path: KeyPath) -> Result<Key, Problem> {
     text.parse().map_err(|error| bad_key(&error))
 }
 
+/// The key in the rest of a path, as it came.
+pub(super) fn key_in(rest: &str) -> Result<Key, Problem> {
+    let parsed = if rest.contains('%') {
+        decoded(rest).ok_or(KeyError::Name).and_then(|text| text.parse())
+    } else {
+        rest.parse()
+    };
+    parsed.map_err(|error| bad_key(&error))
+}
+
+/// Undoes percent-encoding as the router does for the other routes: a `%` that no two digits follow is one.
+fn decoded(text: &str) -> Option<String> {
+    let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [byte, after @ ..] = rest {
+        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        let escaped = || u8::try_from(digit(0)? << 4 | digit(1)?).ok();
+        (rest, _) = match escaped().filter(|_| *byte == b'%') {
+            Some(escaped) => (&after[2..], plain.push(escaped)),
+            None => (after, plain.push(*byte)),
+        };
+    }
+    String::from_utf8(plain).ok()
+}
+
 pub(super) fn content(path: KeyPath) -> Result<Key, Problem> {
     let Path(text) = path.map_err(|_| bad_key(&KeyError::Name))?;
     Key::content(&text).map_err(|error| bad_key(&error))
@@ -31,10 +55,15 @@ fn bad_key(error: &KeyError) -> Problem {
         .hint("a name, `b3:` and 64 lowercase hex digits, or a CID")
 }
 
+/// Whose request it is; nobody's if the server does not say.
+pub(super) fn client(request: &Request) -> Option<ClientKey> {
+    request.extensions().get::<ClientAddr>().map(|client| client.key())
+}
+
 /// The index as the client of this request may use it.
 pub(super) fn for_client(index: Index, request: &Request) -> Index {
-    match request.extensions().get::<ClientAddr>() {
-        Some(client) => index.into_client(client.key()),
+    match client(request) {
+        Some(client) => index.into_client(client),
         None => index,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use ron_core::{CallError, Deadline, Event, Phase, TaskSpec, now};
+use ron_core::{CallError, Deadline, ErrorKind, Event, Phase, TaskSpec, now};
 use ron_index::{Index, IndexError, Settings, source::SourceError};
 
 use super::world::{Book, Catalogue, Does, Scripted, World, content, ms, name, settle, soon};
@@ -294,6 +294,24 @@ async fn everything_that_should_be_counted_is() {
     ] {
         assert!(world.series(at_least_one) >= 1.0, "{at_least_one}: {counted}");
     }
+    world.host.shutdown().await;
+}
+
+/// Questions whose answers come one by one, and those for a node, ran out of time without being counted: an operator saw a
+/// quiet index while every streaming client was told 504.
+#[tokio::test(start_paused = true)]
+async fn whatever_is_asked_counts_when_its_budget_is_spent() {
+    let hangs = Scripted::new("hangs", ms(0), Does::Hangs);
+    let world = World::of(&[&hangs]);
+    let mut found = world.index.find(&content(1), 5, soon()).unwrap();
+    assert_eq!(found.next().await.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(found.next().await.unwrap(), None, "told once");
+    assert_eq!(world.series("io_timeouts_total{op=\"find\"}"), 1.0);
+    assert_eq!(world.series("resolve_deadline_hit_total"), 1.0);
+    let node = ron_core::NodeId::from_bytes([1; 32]);
+    assert_eq!(world.index.locate(node, soon()).await.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(world.series("io_timeouts_total{op=\"locate\"}"), 1.0);
+    assert_eq!(world.series("resolve_deadline_hit_total"), 2.0);
     world.host.shutdown().await;
 }
 

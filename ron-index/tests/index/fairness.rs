@@ -180,6 +180,35 @@ async fn a_client_has_a_cap_and_a_rate() {
     world.host.shutdown().await;
 }
 
+/// Looking for nodes goes past the resolver pool and had places for all clients together only: one that asked for nodes which
+/// nobody knows took them all, and `/routing/v1/peers` was 429 for everybody else.
+#[tokio::test(start_paused = true)]
+async fn one_who_looks_for_nodes_leaves_places_to_the_others() {
+    let source = Scripted::new("source", ms(0), Does::FindsNobody { is_final: false });
+    let world = World::of(&[&source]);
+    let locate = |client, node| {
+        let index = world.index.for_client(address(client));
+        async move { index.locate(ron_core::NodeId::from_bytes([node; 32]), soon()).await }
+    };
+    locate(8, 1).await.unwrap().unwrap();
+    source.now_does(ms(0), Does::Hangs);
+    let (mut waiting, mut refused) = (Vec::new(), 0);
+    for _ in 0..100 {
+        let mut call = Box::pin(locate(7, 9));
+        match poll_once(call.as_mut()).await {
+            Some(said) => refused += u32::from(matches!(said, Err(IndexError::Busy { .. }))),
+            None => waiting.push(call),
+        }
+    }
+    assert_eq!((waiting.len(), refused), (64, 36));
+    let mut other = Box::pin(locate(8, 9));
+    assert!(poll_once(other.as_mut()).await.is_none(), "it was let in, and waits for the source");
+    drop((waiting, other));
+    source.now_does(ms(0), Does::FindsNobody { is_final: false });
+    locate(7, 1).await.unwrap().unwrap();
+    world.host.shutdown().await;
+}
+
 /// With the option on, fewer are let in while lookups take long, and more again when they do not.
 #[tokio::test(start_paused = true)]
 async fn the_number_of_lookups_adapts_if_it_is_told_to() {

@@ -88,6 +88,31 @@ async fn what_cannot_change_is_refused_by_name_and_everything_stays() {
     );
 }
 
+/// Two reloads at once could leave the limits of one and the settings of the other in force, so that what an operator read was
+/// not what held.
+#[tokio::test]
+#[allow(clippy::disallowed_methods, reason = "two callers that no runtime puts one after the other")]
+async fn of_two_reloads_at_once_one_holds_whole() {
+    let source = Scripted::new("source", ms(0), Does::Hangs);
+    let world = World::of(&[&source]);
+    let with = |client_in_flight| Settings { client_in_flight, ..Settings::default() };
+    let client = world.index.for_client(std::net::IpAddr::from([192, 0, 2, 1]).into());
+    for _ in 0..200 {
+        std::thread::scope(|scope| {
+            for cap in [1, 2] {
+                let (index, settings) = (world.index.clone(), with(cap));
+                scope.spawn(move || index.reload(settings).unwrap());
+            }
+        });
+        let mut open = Vec::new();
+        while let Ok(found) = client.find(&content(1), 1, soon()) {
+            open.push(found);
+        }
+        assert_eq!(open.len(), world.index.settings().client_in_flight as usize);
+    }
+    world.host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn workers_and_lanes_are_as_many_as_the_settings_say() {
     let settings = Settings {
