@@ -275,6 +275,16 @@ fn the_document_of_all_routes_is_right() {
             assert!(paths.contains_key(route), "{route}");
         }
     }
+    // And the other way round. What a browser fetches by itself is not told to people.
+    for route in paths.keys().filter(|route| !matches!(route.as_str(), "/page.css" | "/page.js")) {
+        let beginning = route.split("/{").next().unwrap();
+        assert!(
+            docs.contains(&format!("{beginning}/"))
+                || docs.contains(&format!("{beginning}`"))
+                || docs.contains(&format!("{beginning}?")),
+            "docs/operating.md does not have {route}"
+        );
+    }
     daemon.terminate();
 }
 
