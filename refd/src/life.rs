@@ -79,6 +79,14 @@ pub(crate) fn plant(host: &Supervisor) -> io::Result<()> {
     Ok(())
 }
 
+/// For tests of a stop that comes early: with `RON_PLANT=start` in the environment, a start never ends.
+#[cfg(debug_assertions)]
+pub(crate) async fn plant_start() {
+    if std::env::var_os("RON_PLANT").is_some_and(|what| what == "start") {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Stops a node in order: first it says that it is not ready and goes on for a while, so that whoever sends it work looks
 /// elsewhere; then it drains. A `second` request cuts this off. `fatal` is why it stops, if nobody asked.
 pub(crate) async fn stop(
