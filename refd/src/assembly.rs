@@ -421,7 +421,15 @@ pub(crate) async fn run(
     notify.say("STOPPING=1");
     println!("stopping");
     let pause = Duration::from_millis(config.load().node.pre_stop_ms);
-    let ended = life::stop(&host, &gate, pause, fatal, stops.next()).await;
+    let is_asked = fatal.is_none();
+    let second = async {
+        // Of a node that stops by itself, the first request asks for nothing new.
+        if !is_asked {
+            stops.next().await;
+        }
+        stops.again().await;
+    };
+    let ended = life::stop(&host, &gate, pause, fatal, second).await;
     #[cfg(feature = "otel")]
     if let Some(traces) = &node.traces {
         traces.shutdown();

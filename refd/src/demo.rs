@@ -94,7 +94,7 @@ pub(crate) async fn run(request: Request) -> Result<(), Box<dyn Error>> {
     };
     tokio::select! {
         drained = draining => drained?,
-        () = stops.next() => return Err(Ended::CutOff.into()),
+        () = stops.again() => return Err(Ended::CutOff.into()),
     }
     println!("all stopped, every task by itself");
     Ok(())
