@@ -116,6 +116,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let admin = Admin::start(&config.admin, ops, core, of_http, &host).await;
     let mut admin =
         admin.map_err(|error| elsewhere(&error, config.admin.listen, "--admin or admin.listen"))?;
+    #[cfg(debug_assertions)]
+    life::plant_start().await;
 
     let store = Store::builder().settings(config.storage.settings()).metrics(of_storage.clone());
     let store = match data.as_deref().filter(|_| !config.storage.memory) {
@@ -319,7 +321,16 @@ pub(crate) async fn run(
     if let Some(short) = doctor::descriptors_short(&config) {
         tracing::warn!("{short}");
     }
-    let node = start(&config).await?;
+    let node = tokio::select! {
+        biased;
+        node = start(&config) => node?,
+        // Nothing was promised to anybody yet, so there is nothing to finish.
+        () = stops.next() => {
+            notify.say("STOPPING=1");
+            println!("stopped before it had started");
+            return Ok(());
+        }
+    };
     println!("node {}", node.endpoint.node_id());
     tell_addrs(&node.endpoint);
     for addr in node.admin.local_addrs() {
@@ -380,6 +391,7 @@ pub(crate) async fn run(
         while hangup.recv().await.is_some() {
             let done = desk.reload(ReloadSource::Signal, Deadline::after(RELOAD_MAX)).await;
             match done {
+                Ok(Ok(changed)) if changed.is_empty() => println!("settings read again: nothing changed"),
                 Ok(Ok(changed)) => {
                     println!("settings taken over: {} changed", changed.join(", "));
                     if changed.iter().any(|key| key == "net.listen") {
@@ -413,7 +425,15 @@ pub(crate) async fn run(
     notify.say("STOPPING=1");
     println!("stopping");
     let pause = Duration::from_millis(config.load().node.pre_stop_ms);
-    let ended = life::stop(&host, &gate, pause, fatal, stops.next()).await;
+    let is_asked = fatal.is_none();
+    let second = async {
+        // Of a node that stops by itself, the first request asks for nothing new.
+        if !is_asked {
+            stops.next().await;
+        }
+        stops.again().await;
+    };
+    let ended = life::stop(&host, &gate, pause, fatal, second).await;
     #[cfg(feature = "otel")]
     if let Some(traces) = &node.traces {
         traces.shutdown();

@@ -24,6 +24,7 @@ use crate::{
     ask::{AskError, Node},
     config::{Config, Flags},
     progress::Progress,
+    registry::Absent,
     repair::{Alone, Wish},
     tree::{self, Entry, Seen, Tree, TreeError},
 };
@@ -131,7 +132,7 @@ impl Target {
     /// Where the node is, and its token if there is one here.
     fn node(&self) -> Result<(String, Option<String>), Box<dyn Error>> {
         let flags = Flags::in_dir(self.data_dir.clone());
-        let config = Config::load(self.config.as_deref(), std::env::vars(), flags)?;
+        let config = Config::load(self.config.as_deref(), crate::config::layers::variables(), flags)?;
         let node = self.node.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
         let named = || std::env::var_os("REFD_TOKEN_FILE").map(PathBuf::from);
         let (path, is_asked_for) = match self.token_file.clone().or_else(named) {
@@ -169,9 +170,9 @@ pub(crate) enum Request {
     /// Fetches an object, verified, to standard output, into a file or, if it was a directory, into one.
     #[command(after_help = CODES)]
     Get {
-        /// Its id: `b3:...` or a CID.
-        #[arg(value_parser = ContentId::parse_any)]
-        id: ContentId,
+        /// Its id, `b3:...` or a CID; or a name, and then what the node says that it stands for.
+        #[arg(value_name = "ID|NAME", value_parser = wanted)]
+        id: ron_index::Key,
         /// Where to put it. What was fetched of it before is kept in FILE.part, and fetching goes on from there.
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -289,6 +290,7 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             })
         }
         Request::Get { id, output: Some(output), raw, from, target, .. } => {
+            let id = meant(&id, &target).await?;
             bring(id, from.as_deref(), &target).await?;
             let client = target.client()?;
             let tree = if raw { None } else { tree::look(&client, id, target.deadline()).await? };
@@ -298,6 +300,7 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             }
         }
         Request::Get { id, output: None, range, from, target, .. } => {
+            let id = meant(&id, &target).await?;
             bring(id, from.as_deref(), &target).await?;
             get(id, range, &target).await
         }
@@ -553,6 +556,29 @@ impl Stream for Reading {
     }
 }
 
+/// What can be fetched and verified: content by its hash, or a name that stands for some.
+fn wanted(text: &str) -> Result<ron_index::Key, String> {
+    match (ContentId::parse_any(text), text.parse()) {
+        (Ok(id), _) => Ok(ron_index::Key::Content(id)),
+        (_, Ok(ron_index::Key::Foreign(_))) => {
+            Err("its hash is not BLAKE3, and cannot be verified here".to_owned())
+        }
+        (_, Ok(key)) => Ok(key),
+        (_, Err(error)) => Err(crate::with_causes(&error)),
+    }
+}
+
+/// The object that is wanted. What a name stands for the node has proven to itself; a reader who trusts no node asks `refd
+/// registry get --log-key` first.
+async fn meant(key: &ron_index::Key, target: &Target) -> Result<ContentId, Box<dyn Error>> {
+    if let ron_index::Key::Content(id) = key {
+        return Ok(*id);
+    }
+    let answer = target.index()?.resolve(key, 1, false, target.deadline()).await?;
+    let id = answer["content"].as_str().and_then(|id| ContentId::parse_any(id).ok());
+    Ok(id.ok_or(AskError::Stranger("a name leads to no content there"))?)
+}
+
 /// Lets the node bring an object that it does not have. Whoever has no token there is not helped, and is told that it is
 /// not there.
 async fn bring(id: ContentId, from: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {
@@ -688,6 +714,11 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let is_unacknowledged =
         matches!(of_storage, Some(ClientError::Busy { code, .. }) if code == "unacknowledged");
     let is_absent = matches!(of_storage, Some(ClientError::NotFound { .. }));
+    let is_pinned = matches!(of_storage, Some(ClientError::Refused { code, .. }) if code == "pinned");
+    let is_empty = matches!(of_log, Some(ron_registry::client::ClientError::Refused { code, words, .. })
+        if code == "no_such_entry" && words.contains("version 0"));
+    let is_unnamed = matches!(of_index, Some(ron_index::client::ClientError::Refused { code, .. }) if code == "no_such_name");
+    let of_name = error.downcast_ref::<Absent>();
     let of_own_log = error.downcast_ref::<ron_registry::RegistryError>();
     let is_untrusted = matches!(of_own_log, Some(ron_registry::RegistryError::Untrusted { .. }));
     match () {
@@ -707,6 +738,12 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
             "fewer nodes have it than were asked for: it is kept there and copied when others answer (`refd repair status`); \
              putting it again is harmless",
         ),
+        () if is_pinned => Some("`refd unpin ID` takes the pin back"),
+        () if is_empty => Some("`refd registry init` begins it"),
+        () if is_unnamed || matches!(of_name, Some(Absent::Unbound(_))) => {
+            Some("`refd registry log` lists what was decided; `refd registry propose` proposes more")
+        }
+        () if of_name.is_some() => Some("`refd registry diff` lists those that wait"),
         () if is_absent => Some("`refd ls` lists what is there; another node is chosen with --node URL"),
         () if is_denied => Some(
             "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
@@ -730,6 +767,9 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     if error.is::<crate::repair::Unmet>() {
         return 6;
     }
+    if let Some(error) = error.downcast_ref::<Absent>() {
+        return error.code();
+    }
     if let Some(error) = error.downcast_ref::<AskError>() {
         return error.code();
     }
@@ -737,9 +777,11 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
         return of_index(error);
     }
     match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Address { .. }) => 2,
         Some(ClientError::NotFound { .. }) => 3,
         Some(ClientError::Refused { status: 401 | 403, .. }) => 4,
         Some(ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. }) => 5,
+        Some(ClientError::Refused { status: 504, .. }) => 5,
         Some(ClientError::Busy { .. } | ClientError::Refused { status: 507, .. }) => 6,
         Some(ClientError::Lied { .. } | ClientError::Misnamed { .. } | ClientError::Stranger { .. }) => 7,
         _ => 1,
@@ -749,9 +791,11 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
 fn of_registry(error: &ron_registry::client::ClientError) -> u8 {
     use ron_registry::client::ClientError;
     match error {
+        ClientError::Address { .. } => 2,
         ClientError::Refused { status: 404 | 410, .. } => 3,
         ClientError::Refused { status: 401 | 403, .. } => 4,
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
+        ClientError::Refused { status: 504, .. } => 5,
         ClientError::Refused { status: 429 | 503 | 507, .. } => 6,
         ClientError::Stranger { .. } | ClientError::Unproven(_) => 7,
         _ => 1,
@@ -774,6 +818,23 @@ fn of_index(error: &ron_index::client::ClientError) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wanted_is_an_object_or_a_name() {
+        let id = ContentId::of(b"x");
+        for text in [id.to_string(), id.to_cid()] {
+            assert_eq!(wanted(&text), Ok(ron_index::Key::Content(id)));
+        }
+        assert!(matches!(wanted("tools/compiler"), Ok(ron_index::Key::Name(_))));
+        for (wrong, why) in [
+            ("b3:1", "not a content address"),
+            ("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnNvdG", "not BLAKE3"),
+            ("", "1 to 512 bytes"),
+        ] {
+            let said = wanted(wrong).unwrap_err();
+            assert!(said.contains(why), "{wrong}: {said}");
+        }
+    }
 
     #[test]
     fn ranges_are_read_as_people_write_them() {

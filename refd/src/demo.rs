@@ -40,6 +40,10 @@ use crate::{
 const HELLO: &str = "hello, world";
 const NAME: &str = "greetings/hello";
 
+/// What one step may take. All of them together take about two seconds, and minutes if the machine is compiling something
+/// meanwhile; longer than this is something that does not hold.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// What is shown.
 #[derive(Debug, Args)]
 pub(crate) struct Request {
@@ -90,7 +94,7 @@ pub(crate) async fn run(request: Request) -> Result<(), Box<dyn Error>> {
     };
     tokio::select! {
         drained = draining => drained?,
-        () = stops.next() => return Err(Ended::CutOff.into()),
+        () = stops.again() => return Err(Ended::CutOff.into()),
     }
     println!("all stopped, every task by itself");
     Ok(())
@@ -239,7 +243,8 @@ async fn start(
     config.dht.seeds = first.map(|first| first.contact().to_string()).into_iter().collect();
     config.dht.server = follows.is_none();
     // Five nodes and a build may share this machine.
-    config.index.deadline_ms = 5000;
+    config.index.deadline_ms = PATIENCE.as_millis() as u64;
+    config.dht.rpc_timeout_ms = 5000;
     config.keeping = keeping::section(folder)?;
     match follows {
         None => config.registry.origin = Some(format!("demo.example/{name}")),
@@ -354,7 +359,7 @@ async fn ready(node: &Node, servers: usize) -> Result<(), Box<dyn Error>> {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let in_time = Deadline::after(Duration::from_secs(10)).limit("ready", ready).await;
+    let in_time = soon().limit("ready", ready).await;
     in_time.map_err(|_| format!("{} is not ready: {:?}", node.name, dht.ready()))?;
     Ok(node.news.joined(soon()).await?)
 }
@@ -411,5 +416,5 @@ fn expect(held: bool, what: &str) -> Result<(), Box<dyn Error>> {
 }
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(5))
+    Deadline::after(PATIENCE)
 }

@@ -14,7 +14,7 @@ use clap::Args;
 use ron_core::now;
 use serde_json::json;
 
-use crate::config::{Config, Flags};
+use crate::config::{Config, ConfigError, Flags};
 
 /// Syncs that are timed. The median of so few says what kind of disk it is.
 const SYNCS: usize = 15;
@@ -53,14 +53,14 @@ enum Found {
 
 /// Looks at everything, and says what was found. Only what would keep a node from running well fails it.
 pub(crate) fn perform(request: Request) -> Result<(), Box<dyn Error>> {
-    let config = Config::load(request.config.as_deref(), std::env::vars(), request.flags)?;
+    let config = Config::load(request.config.as_deref(), crate::config::layers::variables(), request.flags)?;
     config.check()?;
     let mut found = vec![("settings", Found::Good("in order".to_owned()))];
     if !config.node.amnesia {
         let data = config.data_dir()?;
         found.push(("data", data_dir(&data)));
         found.push(("disk", disk(&data)));
-        found.push(("secrets", secrets(&data, &config.token_file()?)));
+        found.push(("secrets", secrets(&data, &config)?));
         found.push(("clock", clock(&data)));
     }
     found.push(("descriptors", descriptors(&config)));
@@ -130,14 +130,15 @@ fn disk(data: &Path) -> Found {
 }
 
 /// A secret that others can read is none.
-fn secrets(data: &Path, token: &Path) -> Found {
-    let files = [data.join("node.key"), data.join("registry.key"), token.to_owned()];
+fn secrets(data: &Path, config: &Config) -> Result<Found, ConfigError> {
+    let files = [data.join("node.key"), data.join("registry.key"), config.token_file()?];
     let open =
         files.iter().find(|path| fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0));
-    match open {
-        Some(path) => Found::Bad(format!("others can read {0}; chmod 600 {0}", path.display())),
-        None => Found::Good("only their owner can read them".to_owned()),
-    }
+    Ok(match (open, config.keeping.admission()) {
+        (Some(path), _) => Found::Bad(format!("others can read {0}; chmod 600 {0}", path.display())),
+        (None, Err(error)) => Found::Bad(crate::with_causes(&error)),
+        (None, Ok(_)) => Found::Good("only their owner can read them".to_owned()),
+    })
 }
 
 /// Records have times in them. A clock that stands still or has gone back makes them look old or new.

@@ -48,7 +48,7 @@ pub(crate) fn perform(request: Request) -> Result<(), Box<dyn Error>> {
         return Err("a node with amnesia keeps nothing: begin it with `refd run --preset amnesia`".into());
     }
     let flags = Flags::in_dir(data_dir);
-    let data = Config::load(None, std::env::vars(), flags.clone())?.data_dir()?;
+    let data = Config::load(None, layers::variables(), flags.clone())?.data_dir()?;
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -64,9 +64,10 @@ pub(crate) fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             open.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
         written.map_err(|error| format!("{}: {error}", file.display()))?;
     }
-    Layered::load(Some(&file), std::env::vars(), flags)?.config.check()?;
+    let config = Layered::load(Some(&file), layers::variables(), flags)?.config;
+    config.check()?;
     let identity = Identity::load_or_create(data.join("node.key"))?;
-    let token = TokenFile::open(data.join("token"))?;
+    let token = TokenFile::open(config.token_file()?)?;
     let mut out = io::stdout().lock();
     if json {
         let made = json!({"id": identity.node_id().to_string(), "data_dir": data, "config": file, "token_file": token.path()});
@@ -75,7 +76,8 @@ pub(crate) fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     writeln!(out, "{}", identity.node_id())?;
     let (data, file) = (data.display(), file.display());
     let settings = if is_kept { "are kept as they were" } else { "are to be looked over" };
-    eprintln!("its key and its token are in {data}; its settings {settings}: {file}");
+    let token = token.path().display();
+    eprintln!("its key is {data}/node.key, its token {token}; its settings {settings}: {file}");
     eprintln!("next: refd doctor --config {file} --data-dir {data}");
     eprintln!("then: refd run --config {file} --data-dir {data}");
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::{future::Future, io, time::Duration};
 
-use ron_core::{Affects, Fatal, ReadyGate, Stopped, Supervisor};
+use ron_core::{Affects, Fatal, ReadyGate, Stopped, Supervisor, now};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What `refd run` ends with, for `--help`.
@@ -14,6 +14,9 @@ Exit codes:
    8  the settings are wrong
    9  a part failed for good, and the rest was stopped in order
   10  cut off by a second request to stop";
+
+/// How long after a signal the same one may still come in. Nobody decides in this time that the stop takes too long.
+const ECHO_MAX: Duration = Duration::from_millis(500);
 
 /// An end that nobody asked for.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +58,18 @@ impl Stops {
             else => std::future::pending().await,
         }
     }
+
+    /// Until the next one that is meant: what comes right behind the first is the first once more. Programs that pass signals on
+    /// send them to their child and to its group, which `timeout` does, and a terminal sends its own besides.
+    pub(crate) async fn again(&mut self) {
+        let first = now();
+        loop {
+            self.next().await;
+            if first.elapsed() >= ECHO_MAX {
+                return;
+            }
+        }
+    }
 }
 
 /// The gate of the whole: closed until everything has started, and again before anything stops.
@@ -77,6 +92,14 @@ pub(crate) fn plant(host: &Supervisor) -> io::Result<()> {
         });
     }
     Ok(())
+}
+
+/// For tests of a stop that comes early: with `RON_PLANT=start` in the environment, a start never ends.
+#[cfg(debug_assertions)]
+pub(crate) async fn plant_start() {
+    if std::env::var_os("RON_PLANT").is_some_and(|what| what == "start") {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Stops a node in order: first it says that it is not ready and goes on for a while, so that whoever sends it work looks

@@ -154,12 +154,20 @@ fn main() -> ExitCode {
     });
     match perform(arguments.command, set_filter) {
         Ok(()) => ExitCode::SUCCESS,
+        // `refd ls | head -1`: whoever reads has enough, and that is no failure.
+        Err(error) if is_read_no_more(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));
             eprintln!("refd: {}", lines::printable(&format!("{}{hint}", with_causes(&*error))));
             ExitCode::from(exit_code(&*error))
         }
     }
+}
+
+/// Whether standard output was closed by who reads it. Nothing else writes to a pipe here: what breaks to a node has errors of
+/// its own.
+fn is_read_no_more(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// What the process ends with; the lists are in [`life::CODES`] and [`CODES`].
@@ -182,23 +190,25 @@ fn perform(command: Command, set_filter: SetFilter) -> Result<(), Box<dyn std::e
             set_filter(&config.log.filter)?;
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(config.node.threads.get()).enable_all().build()?;
-            runtime.block_on(assembly::run(config, again, set_filter))
+            on(runtime, assembly::run(config, again, set_filter))
         }
-        Command::Ask(request) => runtime()?.block_on(client::perform(request)),
-        Command::Registry(request) => runtime()?.block_on(registry::perform(request)),
+        Command::Ask(request) => on(runtime()?, client::perform(request)),
+        Command::Registry(request) => on(runtime()?, registry::perform(request)),
         Command::Backup { directory, verify, target } => {
-            runtime()?.block_on(backup::backup(&directory, verify, &target))
+            on(runtime()?, backup::backup(&directory, verify, &target))
         }
-        Command::Restore { directory, target } => runtime()?.block_on(backup::restore(&directory, &target)),
-        Command::Demo(request) => runtime()?.block_on(demo::run(request)),
+        Command::Restore { directory, target } => on(runtime()?, backup::restore(&directory, &target)),
+        Command::Demo(request) => on(runtime()?, demo::run(request)),
         Command::Config(request) => settings::perform(request),
-        Command::Network(request) => runtime()?.block_on(network::perform(request)),
-        Command::Keeping(request) => runtime()?.block_on(repair::perform(request)),
+        Command::Network(request) => on(runtime()?, network::perform(request)),
+        Command::Keeping(request) => on(runtime()?, repair::perform(request)),
         Command::Init(request) => init::perform(request),
         Command::Doctor(request) => doctor::perform(request),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "refd", &mut std::io::stdout());
-            Ok(())
+            // Into memory first: the generator panics where nobody reads on.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "refd", &mut script);
+            Ok(std::io::Write::write_all(&mut std::io::stdout(), &script)?)
         }
         Command::Man { dir: None } => {
             Ok(clap_mangen::Man::new(Arguments::command()).render(&mut std::io::stdout())?)
@@ -211,11 +221,19 @@ fn perform(command: Command, set_filter: SetFilter) -> Result<(), Box<dyn std::e
 }
 
 fn load(file: Option<&std::path::Path>, flags: Flags) -> Result<Config, ConfigError> {
-    Config::load(file, std::env::vars(), flags)
+    Config::load(file, crate::config::layers::variables(), flags)
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// Does `work`, and leaves behind whatever of it the system has not answered: a read of a disk that is stuck, or of a terminal
+/// where nobody types, would keep the process for ever.
+fn on<T>(runtime: tokio::runtime::Runtime, work: impl Future<Output = T>) -> T {
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// An error with what caused it, in one line.

@@ -9,15 +9,25 @@ pub(crate) fn router() -> Router {
     Router::new().route("/admin/openapi.json", get(async || Json(document())))
 }
 
+/// How routes begin that look something up.
+const LOOKUPS: [&str; 3] = ["/resolve/", "/providers/", "/routing/"];
+
 /// The document.
 fn document() -> Value {
     let mut paths = own();
     let mut schemas = Map::new();
     let objects = ron_storage::http::openapi_kept();
+    let index = ron_index::http::openapi();
+    // What looks something up is at the root too, where clients of other indexes ask for it.
+    let mut lookups = index.clone();
+    if let Some(paths) = lookups["paths"].as_object_mut() {
+        paths.retain(|path, _| LOOKUPS.iter().any(|lookup| path.starts_with(lookup)));
+    }
     let parts = [
         ("", "", objects.clone()),
         ("/registry", "Log", ron_registry::http::openapi()),
-        ("/index", "Index", ron_index::http::openapi()),
+        ("/index", "Index", index),
+        ("", "Index", lookups),
     ];
     for (at, prefix, part) in parts {
         let Value::Object(of_part) = part["paths"].clone() else { continue };

@@ -39,6 +39,9 @@ pub(crate) enum Request {
     Key {
         /// The file.
         file: PathBuf,
+        /// Answers as JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Begins the log of a node: so many of these signers decide from then on.
     #[command(after_help = CODES)]
@@ -167,6 +170,9 @@ pub(crate) enum Request {
         /// The key of the log.
         #[arg(long, value_name = "KEY")]
         log_key: NoteVerifier,
+        /// Answers as JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Reads a log from its beginning and goes on as it grows, checking everything; one line for each entry.
     #[command(after_help = CODES)]
@@ -187,12 +193,42 @@ pub(crate) enum Request {
 #[error("{0}")]
 pub(crate) struct Caught(String);
 
+/// What was asked for is not in the log, or could not be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Absent {
+    /// The log proves that nobody has bound it, or that it was retired.
+    #[error("{0} stands for nothing")]
+    Unbound(Name),
+    /// It was committed, or has expired, or was never there.
+    #[error("no such proposal waits there")]
+    NotWaiting,
+    /// There can be no such proposal.
+    #[error("{text:?} is no id of a proposal: {why}")]
+    NoId {
+        /// What was given.
+        text: String,
+        /// What an id is.
+        why: String,
+    },
+}
+
+impl Absent {
+    /// What the process ends with.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Absent::Unbound(_) | Absent::NotWaiting => 3,
+            Absent::NoId { .. } => 2,
+        }
+    }
+}
+
 /// Asks, and prints the answer.
 pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     match request {
-        Request::Key { file } => {
-            let key = Identity::load_or_create(&file)?;
-            Ok(writeln!(io::stdout(), "{}", HEXLOWER.encode(key.public_key().as_bytes()))?)
+        Request::Key { file, json } => {
+            let key = HEXLOWER.encode(Identity::load_or_create(&file)?.public_key().as_bytes());
+            let line = if json { json!({"key": key, "file": file}).to_string() } else { key };
+            Ok(writeln!(io::stdout(), "{line}")?)
         }
         Request::Init { needed, signers, target } => init(needed, &signers, &target).await,
         Request::Propose { name, artifact, payload, hours, output, target, .. } => {
@@ -227,7 +263,7 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
         Request::Get { name, log_key, target } => get(&name, log_key, &target).await,
         Request::Log { from, limit, target } => log(from, limit, &target).await,
         Request::Prove { version, output, target } => prove(version, &output, &target).await,
-        Request::Verify { proof, log_key } => verify(&proof, log_key),
+        Request::Verify { proof, log_key, json } => verify(&proof, log_key, json),
         Request::Follow { log_key, until, target } => follow(log_key, until, &target).await,
     }
 }
@@ -345,11 +381,12 @@ fn say_outcome(outcome: &OutcomeBody, target: &Target) -> Result<(), Box<dyn Err
 
 /// A proposal that waits at the node.
 async fn waiting(client: &Client, id: &str, target: &Target) -> Result<PendingBody, Box<dyn Error>> {
-    let id: ProposalId = id.parse().map_err(|error| format!("{id:?} is no id of a proposal: {error}"))?;
+    let no_id = |why: String| Absent::NoId { text: id.to_owned(), why };
+    let id = id.parse::<ProposalId>().map_err(|error| no_id(error.to_string()))?;
     let found = client.waiting(&id, target.deadline()).await?;
     // Another than was asked for is none.
     let found = found.filter(|found| found.proposal.id == id.to_string());
-    Ok(found.ok_or("no such proposal waits there")?)
+    Ok(found.ok_or(Absent::NotWaiting)?)
 }
 
 async fn diff(id: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {
@@ -501,12 +538,11 @@ async fn get(name: &Name, log_key: Option<NoteVerifier>, target: &Target) -> Res
     let id = latest.and_then(|latest| latest.content).map(|id| id.to_string());
     if target.is_json() {
         let version = latest.map(|latest| latest.version);
-        return Ok(writeln!(out, "{}", json!({"name": name.to_string(), "b3": id, "version": version}))?);
+        writeln!(out, "{}", json!({"name": name.to_string(), "b3": id, "version": version}))?;
+    } else if let Some(id) = &id {
+        writeln!(out, "{id}")?;
     }
-    match id {
-        Some(id) => Ok(writeln!(out, "{id}")?),
-        None => Err(format!("{name} stands for nothing").into()),
-    }
+    if id.is_some() { Ok(()) } else { Err(Absent::Unbound(name.clone()).into()) }
 }
 
 async fn log(from: Option<u64>, limit: Option<usize>, target: &Target) -> Result<(), Box<dyn Error>> {
@@ -557,7 +593,7 @@ async fn prove(version: u64, output: &Path, target: &Target) -> Result<(), Box<d
     Ok(())
 }
 
-fn verify(proof: &Path, log_key: NoteVerifier) -> Result<(), Box<dyn Error>> {
+fn verify(proof: &Path, log_key: NoteVerifier, is_json: bool) -> Result<(), Box<dyn Error>> {
     let bytes = read(&beside(proof))?;
     let file = ProofFile::parse(&read(proof)?)?;
     let checkpoint =
@@ -567,15 +603,18 @@ fn verify(proof: &Path, log_key: NoteVerifier) -> Result<(), Box<dyn Error>> {
         let (said, is) = (entry.version(), file.index + 1);
         return Err(Caught(format!("the entry says that it is version {said}, and it is {is}")).into());
     }
-    let name = entry.proposal().action().name().map_or("-".to_owned(), ToString::to_string);
-    writeln!(
-        io::stdout(),
-        "version {} ({name}) is in the log {}, under a signed head of {} entries",
-        entry.version(),
-        checkpoint.origin,
-        checkpoint.size
-    )?;
-    Ok(())
+    let name = entry.proposal().action().name().map(ToString::to_string);
+    let (version, origin, size) = (entry.version(), checkpoint.origin, checkpoint.size);
+    let line = match is_json {
+        true => json!({"version": version, "name": name, "log": origin, "entries": size}).to_string(),
+        false => {
+            let name = name.as_deref().unwrap_or("-");
+            format!(
+                "version {version} ({name}) is in the log {origin}, under a signed head of {size} entries"
+            )
+        }
+    };
+    Ok(writeln!(io::stdout(), "{line}")?)
 }
 
 async fn follow(

@@ -51,6 +51,9 @@ pub(crate) enum ReloadError {
     /// What was read is no configuration.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
+    /// The disk does not give it out.
+    #[error("the settings cannot be read")]
+    Unread(#[source] CallError),
     /// It is one, and not for a node that runs.
     #[error("{} can only change with a restart", keys.join(", "))]
     NeedsRestart {
@@ -81,7 +84,8 @@ impl ReloadError {
         match self {
             ReloadError::Invalid(_) => "invalid",
             ReloadError::NeedsRestart { .. } => "needs_restart",
-            ReloadError::Token(_)
+            ReloadError::Unread(_)
+            | ReloadError::Token(_)
             | ReloadError::Listen(_)
             | ReloadError::NetListen(_)
             | ReloadError::Refused { .. } => "failed",
@@ -182,10 +186,11 @@ pub(crate) fn start(
         while let Some(order) = orders.recv().await {
             let again = Arc::clone(&again);
             let read = spawner.blocking("read settings", Deadline::after(RELOAD_MAX), move || again()).await;
-            let Ok(read) = read else { continue }; // stopping, and the caller is told so by the dropped reply
             let done = match read {
-                Ok(new) => take_over(&mut parts, &config, new, order.source).await,
-                Err(error) => Err(error.into()),
+                Ok(Ok(new)) => take_over(&mut parts, &config, new, order.source).await,
+                Ok(Err(error)) => Err(error.into()),
+                Err(CallError::Canceled) => continue, // stopping, and the caller is told so by the dropped reply
+                Err(error) => Err(ReloadError::Unread(error)),
             };
             metrics.tally(UPDATES, done.as_ref().map_or_else(ReloadError::label, |_| "applied")).add(1);
             match &done {
@@ -213,17 +218,29 @@ async fn take_over(
     if !keys.is_empty() {
         return Err(ReloadError::NeedsRestart { keys });
     }
-    // First what may fail for reasons of its own. The old listeners go on until the new ones are there.
-    parts.tokens.reload()?;
+    // First what may fail for reasons of its own. The old listeners go on until the new ones are there, and the old token
+    // holds until nothing but the parts is left to be asked.
     let moved = match old.admin.listen == new.admin.listen {
         true => None,
         false => Some(parts.admin.open(new.admin.listen).await?),
     };
-    let opened = parts.doors.open(&new.net.listen).await?;
-    if let Err(error) = parts.apply(&new, source) {
-        // Each was asked before, so this is a bug; what was in force is in force again.
-        let _ = parts.apply(&old, source);
+    let mut opened = Vec::new();
+    let taken = match parts.doors.open(&new.net.listen).await {
+        Ok(doors) => {
+            opened = doors;
+            parts.tokens.reload().map_err(ReloadError::from)
+        }
+        Err(error) => Err(error.into()),
+    };
+    let taken = taken.and_then(|()| {
+        // Each was asked before, so a refusal is a bug; what was in force is in force again.
+        parts.apply(&new, source).inspect_err(|_| drop(parts.apply(&old, source)))
+    });
+    if let Err(error) = taken {
         parts.doors.close(&opened).await;
+        if let Some(server) = moved {
+            server.shutdown().await;
+        }
         return Err(error);
     }
     if let Some(server) = moved {

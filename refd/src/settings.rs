@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Subcommand;
+use serde_json::json;
 
 use crate::config::{
     Flags, NodePreset,
@@ -21,6 +22,9 @@ pub(crate) enum Request {
         /// The file with settings; without it, only the variables and flags are looked at.
         #[arg(value_name = "FILE")]
         config: Option<PathBuf>,
+        /// Answers as JSON.
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         flags: Flags,
     },
@@ -50,14 +54,17 @@ pub(crate) enum Request {
 pub(crate) fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout().lock();
     match request {
-        Request::Check { config, flags } => {
-            let layered = Layered::load(config.as_deref(), std::env::vars(), flags)?;
+        Request::Check { config, json, flags } => {
+            let layered = Layered::load(config.as_deref(), layers::variables(), flags)?;
             layered.config.check()?;
-            let what = config.map_or_else(|| "settings".to_owned(), |path| path.display().to_string());
-            writeln!(out, "{what}: in order")?;
+            let what = config.as_deref().map_or("settings".into(), |path| path.display().to_string());
+            match json {
+                true => writeln!(out, "{}", json!({"config": config, "in_order": true}))?,
+                false => writeln!(out, "{what}: in order")?,
+            }
         }
         Request::Print { config, origin, json, flags } => {
-            let mut layered = Layered::load(config.as_deref(), std::env::vars(), flags)?;
+            let mut layered = Layered::load(config.as_deref(), layers::variables(), flags)?;
             layered.config.check()?;
             layered.config.node.data_dir = layered.config.data_dir().ok();
             let text = if json { layered.to_json() } else { layered.to_toml(origin) };

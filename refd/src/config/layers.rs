@@ -17,6 +17,15 @@ use super::{Config, ConfigError, Flags, NodePreset, OPTIONAL, SECTIONS, memory, 
 /// Before the names of variables: `REFD_NET__LISTEN` is `listen` in the section `net`.
 const PREFIX: &str = "REFD_";
 
+/// The variables of this process. What is not text is no setting of ours, unless it has the name of one: then it is refused, since
+/// what stands for the bytes that are no text is nowhere a value.
+pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| {
+        let value = value.into_string().unwrap_or_else(|value| value.to_string_lossy().into_owned());
+        Some((name.into_string().ok()?, value))
+    })
+}
+
 /// Variables that are not settings.
 const NOT_SETTINGS: [&str; 1] = ["REFD_TOKEN_FILE"];
 
@@ -108,6 +117,9 @@ impl Layered {
                 continue;
             }
             let (section, key) = variable(full)?;
+            if value.contains(char::REPLACEMENT_CHARACTER) {
+                return Err(ConfigError::Variable { name, message: "it is not UTF-8".to_owned() });
+            }
             set.lay(table_of(&section, &key, &value), &Origin::Variable(name.clone()));
             // Checked now, while it is known which one it is.
             set.typed().map_err(|message| ConfigError::Variable { name, message })?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, NodeId, net::Identity, now};
+use ron_core::{ContentId, NodeId, net::Identity, now};
 use ron_storage::{
     claims::Policy,
     logic::place::{Candidate, place},
@@ -68,7 +68,7 @@ pub(super) async fn put(nodes: &[Node]) -> Result<Shared, Box<dyn Error>> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let know = Deadline::after(Duration::from_secs(10)).limit("company", know).await;
+    let know = soon().limit("company", know).await;
     know.map_err(|_| "did not hold: nodes with one secret find each other")?;
     let content = destined(nodes, a);
     let (owner, keeping) = (Identity::generate()?, keeping(b).ok_or("it keeps nothing with others")?);
@@ -98,7 +98,7 @@ fn destined(nodes: &[Node], on: &Node) -> Bytes {
 
 /// Who has it when it is where it belongs: two of them, and the same for a few ticks.
 async fn settled(nodes: &[Node], id: ContentId) -> Result<Vec<NodeId>, Box<dyn Error>> {
-    let (mut holders, mut since, until) = (Vec::new(), now(), Deadline::after(Duration::from_secs(10)));
+    let (mut holders, mut since, until) = (Vec::new(), now(), soon());
     while holders.len() != 2 || since.elapsed() < 6 * TICK {
         expect(!until.has_passed(), "two nodes have it in the end")?;
         let mut found = Vec::new();
@@ -130,7 +130,7 @@ pub(super) async fn restored(nodes: &[Node], shared: &Shared) -> Result<(), Box<
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let again = Deadline::after(Duration::from_secs(15)).limit("repair", again).await;
+    let again = soon().limit("repair", again).await;
     let again = again.map_err(|_| "did not hold: the copy comes back by itself")?;
     println!(
         "nobody says anything, and {:.1?} later {} has the copy that was lost, read back by who gave it",

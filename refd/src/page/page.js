@@ -115,9 +115,9 @@ function draw(state) {
 function drawKeeping(keeping) {
   if (!keeping) {
     at("copies").textContent = "kept here alone";
-    fill("keeping", []);
-    return fill("keepers", []);
+    return;
   }
+  at("company").hidden = false;
   const { met, under, urgent, lost } = { met: 0, under: 0, urgent: 0, lost: 0, ...keeping.objects };
   const words = lost ? `${count(lost)} lost` : under + urgent ? `${count(under + urgent)} being restored` : "all there";
   at("copies").textContent = words;
@@ -132,10 +132,11 @@ function drawKeeping(keeping) {
     ["pace of repair", `${bytes(keeping.bytes_per_second)}/s`],
     ["nodes up, away", `${count(keeping.up)}, ${count(keeping.away)}`],
   ]);
-  fill("keepers", keeping.nodes.map((node) => {
-    const seen = node.this ? "this node" : node.seen_ms === null ? "never seen" : `seen ${Math.round(node.seen_ms / 1000)} s ago`;
-    return made("li", `${short(node.id)} ${node.presence}, ${seen}, ${count(node.pieces)} objects and shards`, node.presence === "away" ? "bad" : "");
-  }));
+  rows("keepers", 4, keeping.nodes.map((node) => {
+    const seen = node.this ? "this node" : node.seen_ms === null ? "never" : `${Math.round(node.seen_ms / 1000)} s ago`;
+    return [node.id, node.presence, seen, count(node.pieces)];
+  }), "nobody yet");
+  for (const line of at("keepers").rows) if (line.cells[1]?.textContent === "away") line.className = "bad";
 }
 
 // The head with its signature and the last entries, whenever the log has moved.

@@ -72,6 +72,85 @@ fn a_place_is_made_looked_at_and_run_in() {
     daemon.terminate();
 }
 
+/// A token that the settings put elsewhere was made in the data directory, where the node did not look for it; and a secret that
+/// others could read was the node's to find out.
+#[test]
+fn a_place_has_its_secrets_where_the_settings_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (data, token, secret) = (path("node"), path("elsewhere"), path("secret"));
+    let mut init = Command::new(REFD);
+    init.args(["init", "--json", "--data-dir", &data]).env("REFD_ADMIN__TOKEN_FILE", &token);
+    let made = init.output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!(told["token_file"], token.as_str(), "{}", words(&made.stderr));
+    assert!(fs::metadata(&token).unwrap().is_file() && !dir.path().join("node/token").exists());
+
+    let doctor = || {
+        let mut doctor = Command::new(REFD);
+        doctor.args(["doctor", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir", &data]);
+        doctor.env("REFD_KEEPING__SECRET_FILE", &secret).output().unwrap()
+    };
+    let absent = doctor();
+    assert!(absent.status.code() == Some(1) && words(&absent.stdout).contains(&secret), "{absent:?}");
+    fs::write(&secret, "canary".repeat(6)).unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
+    let open = doctor();
+    let shown = words(&open.stdout);
+    assert!(shown.contains("fail\tsecrets\tkeeping.secret_file") && shown.contains("mode 640"), "{shown}");
+    assert!(!shown.contains("canary"));
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(doctor().status.success());
+}
+
+/// Whatever is asked, a program can read the answer.
+#[test]
+fn every_command_that_says_something_says_it_as_json() {
+    let mut asked = vec![Vec::new()];
+    let mut lacking = Vec::new();
+    while let Some(command) = asked.pop() {
+        let mut arguments: Vec<&str> = command.iter().map(String::as_str).collect();
+        arguments.push("--help");
+        let help = words(&run(&arguments).stdout);
+        match help.split_once("\nCommands:\n") {
+            Some((_, below)) => {
+                let below = below.lines().take_while(|line| !line.is_empty());
+                let names =
+                    below.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+                asked.extend(names.map(|name| [&command[..], &[name.to_owned()]].concat()));
+            }
+            None if help.contains("--json") => {}
+            None => lacking.push(command.join(" ")),
+        }
+    }
+    lacking.sort();
+    // A daemon, a story, and texts that have a form of their own.
+    assert_eq!(lacking, ["completions", "config template", "demo", "man", "run"]);
+}
+
+/// What is no address of a node is the caller's mistake, whichever command it was said to.
+#[test]
+fn a_wrong_address_has_one_code() {
+    let id = format!("b3:{}", "0".repeat(64));
+    for command in [&["ls"][..], &["peers"], &["registry", "log"], &["resolve", &id], &["repair", "status"]] {
+        let wrong = run(&[command, &["--node", "ftp://nowhere"]].concat());
+        assert_eq!(wrong.status.code(), Some(2), "{command:?}: {}", words(&wrong.stderr));
+    }
+}
+
+/// `refd completions bash | head -1` panicked, and `refd ls | head -1` was a failure as soon as there was more to list.
+#[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    for command in [&["completions", "bash"][..], &["man"], &["config", "print", "--origin"]] {
+        let mut child = Command::new(REFD);
+        let child = child.args(command).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success() && ended.stderr.is_empty(), "{command:?}: {}", words(&ended.stderr));
+    }
+}
+
 #[test]
 fn shells_and_manuals_are_served() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -98,6 +177,9 @@ fn a_node_is_asked_about_its_network() {
         topics.contains(&format!("\"neighbours\":[\"{}\"]", id_of(&one)))
     });
     one.eventually("/dht/status", |status| status.contains("\"peers\":1,"));
+    one.eventually("/overlay/topics", |topics| {
+        topics.contains(&format!("\"neighbours\":[\"{}\"]", id_of(&two)))
+    });
 
     let peers = said(refd(&one, &one_data, &["peers"]));
     assert!(peers.starts_with(&id_of(&two)) && peers.trim_end().ends_with("session"), "{peers}");

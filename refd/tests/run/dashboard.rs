@@ -27,10 +27,10 @@ fn bearer(data: &Path) -> String {
 }
 
 /// Two nodes that know each other, with an object and a topic.
-fn pair(dir: &Path) -> (Daemon, Daemon) {
-    let topics = [("REFD_OVERLAY__TOPICS", "[\"news\"]")];
-    let one = Daemon::start_with(&dir.join("one"), &[], &topics);
-    let two = Daemon::start_with(&dir.join("two"), &["--seed", &one.seed], &topics);
+fn pair(dir: &Path, variables: &[(&str, &str)]) -> (Daemon, Daemon) {
+    let variables = [&[("REFD_OVERLAY__TOPICS", "[\"news\"]")], variables].concat();
+    let one = Daemon::start_with(&dir.join("one"), &[], &variables);
+    let two = Daemon::start_with(&dir.join("two"), &["--seed", &one.seed], &variables);
     let file = dir.join("file");
     fs::write(&file, b"something to see").unwrap();
     said(refd(&one, &dir.join("one"), &["put", file.to_str().unwrap(), "--pin"]));
@@ -41,7 +41,7 @@ fn pair(dir: &Path) -> (Daemon, Daemon) {
 #[test]
 fn the_page_is_its_own_and_live() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, two) = pair(dir.path());
+    let (one, two) = pair(dir.path(), &[]);
     for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
         let page = one.get(path);
         assert!(
@@ -115,7 +115,14 @@ fn the_page_is_used_in_a_browser() {
         let Some(browser) = Browser::start(dir.path(), is_dark) else { return };
         let dir = dir.path().join(format!("dark-{is_dark}"));
         fs::create_dir(&dir).unwrap();
-        let (one, two) = pair(&dir);
+        // One pair keeps objects together, and the other each its own.
+        let secret = crate::keeping::secret(&dir);
+        let company = [
+            ("REFD_KEEPING__SECRET_FILE", &*secret),
+            ("REFD_KEEPING__REFRESH_MS", "200"),
+            ("REFD_KEEPING__TICK_MS", "200"),
+        ];
+        let (one, two) = pair(&dir, if is_dark { &company } else { &[] });
         let data = dir.join("one");
         let id = said(refd(&one, &data, &["put", dir.join("file").to_str().unwrap()]));
         let id = id.trim();
@@ -138,7 +145,9 @@ fn the_page_is_used_in_a_browser() {
             ("#hops", "≤ 1"),
             ("#ended", "complete"),
             ("#objects", "pinned\n1"),
-            ("#copies", "kept here alone"),
+            ("#copies", if is_dark { "all there" } else { "kept here alone" }),
+            ("#keepers", if is_dark { peer } else { "" }),
+            ("#keeping", if is_dark { "as they should be\n1" } else { "" }),
             ("#log", "names\n1"),
             ("#checkpoint", node),
             ("#entries", "bind tools/file b3:"),
@@ -274,6 +283,16 @@ fn the_document_of_all_routes_is_right() {
         if route.starts_with('/') && !route.contains('…') {
             assert!(paths.contains_key(route), "{route}");
         }
+    }
+    // And the other way round. What a browser fetches by itself is not told to people.
+    for route in paths.keys().filter(|route| !matches!(route.as_str(), "/page.css" | "/page.js")) {
+        let beginning = route.split("/{").next().unwrap();
+        assert!(
+            docs.contains(&format!("{beginning}/"))
+                || docs.contains(&format!("{beginning}`"))
+                || docs.contains(&format!("{beginning}?")),
+            "docs/operating.md does not have {route}"
+        );
     }
     daemon.terminate();
 }

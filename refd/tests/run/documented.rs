@@ -3,13 +3,12 @@
 
 use std::{
     fs,
-    net::TcpListener,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, Stdio},
 };
 
-use crate::REFD;
+use crate::{REFD, free_addrs};
 
 /// Lines of `README.md` that the gate runs as they stand there, and the gate.
 const RUN_ELSEWHERE: [&str; 4] = [
@@ -34,9 +33,7 @@ fn run(script: &str) {
     std::os::unix::fs::symlink(REFD, bin.join("refd")).unwrap();
     fs::write(home.path().join("report.pdf"), b"a report").unwrap();
     // Others may use the ports of the documents.
-    let free: Vec<TcpListener> = (0..8).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<String> = free.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
-    drop(free);
+    let ports = free_addrs::<8>().map(|addr| addr.port().to_string());
     let mut script = script.to_owned();
     for (written, port) in ["4710", "4711", "4720", "4721", "4730", "4731", "4740", "4741"].iter().zip(&ports)
     {
@@ -45,7 +42,8 @@ fn run(script: &str) {
     // The last thing ends what was begun, whatever came of it; the nodes of a script are its children.
     let script = format!("set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n{script}\n");
     let mut command = Command::new("timeout");
-    command.args(["120", "bash", "-c", &script]).current_dir(home.path()).env_clear();
+    // It takes seconds; more is a script that hangs, and not a machine that others use.
+    command.args(["900", "bash", "-c", &script]).current_dir(home.path()).env_clear();
     command.env("HOME", home.path()).env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display()));
     // Where a node listens if no flag says otherwise.
     command.env("REFD_NET__LISTEN", format!("[\"127.0.0.1:{}\"]", ports[0]));
@@ -134,6 +132,49 @@ fn links_between_documents_lead_somewhere() {
         }
     }
     assert!(links > 50, "{links}");
+}
+
+/// The map of the code has every module, and no other.
+#[test]
+fn the_map_of_the_code_is_the_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let mut crates = Vec::new();
+    for section in text.split("\n## Map of ").skip(1) {
+        let (name, section) = section.split_once('\n').unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let source = root.join(name).join("src");
+        let named: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
+        for dir in ["", "logic/"] {
+            for file in fs::read_dir(source.join(dir)).into_iter().flatten() {
+                let file = file.unwrap().file_name().into_string().unwrap();
+                let Some(module) = file.strip_suffix(".rs").filter(|module| !is_beneath(module)) else {
+                    continue;
+                };
+                let module = format!("{dir}{module}");
+                assert!(named.contains(&&*module), "{name} has {module}, and its map has not");
+            }
+        }
+        // The first column of the table is modules and nothing else.
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        for module in rows.flat_map(|row| row[1..].split('|').next().unwrap().split('`').skip(1).step_by(2)) {
+            let is_there = source.join(format!("{module}.rs")).exists();
+            assert!(is_there, "the map of {name} has {module}, and there is none");
+        }
+        crates.push(name);
+    }
+    assert_eq!(
+        crates,
+        ["ron-core", "ron-dht", "ron-overlay", "ron-storage", "ron-registry", "ron-index", "refd"]
+    );
+}
+
+/// What every crate has, or only its tests.
+fn is_beneath(module: &str) -> bool {
+    matches!(
+        module,
+        "lib" | "main" | "logic" | "metrics" | "sim" | "planted" | "pretend" | "cluster" | "fixture"
+    )
 }
 
 /// What a heading is called in a link.

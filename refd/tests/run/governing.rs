@@ -85,7 +85,16 @@ fn two_of_three_decide_and_others_follow() {
     assert!(committed.contains("\"version\":2"), "{committed}");
 
     assert_eq!(node.says(&["registry", "get", "tools/hello", "--log-key", &log_key]), object);
-    assert_eq!(node.run(&["registry", "get", "tools/none", "--log-key", &log_key]).status.code(), Some(1));
+    for (command, code, next) in [
+        (&["registry", "get", "tools/none", "--log-key", &log_key][..], 3, "refd registry propose"),
+        (&["registry", "get", "tools/none", "--log-key", &log_key, "--json"], 3, "refd registry propose"),
+        (&["registry", "diff", &"0".repeat(64)], 3, "refd registry diff"),
+        (&["registry", "diff", "zz"], 2, "no id of a proposal"),
+    ] {
+        let absent = node.run(command);
+        let said = String::from_utf8_lossy(&absent.stderr);
+        assert!(absent.status.code() == Some(code) && said.contains(next), "{command:?}: {said}");
+    }
     assert_eq!(
         node.says(&["registry", "log"]).lines().last().unwrap(),
         format!("2\tbind\ttools/hello\t{object}")

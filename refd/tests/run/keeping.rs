@@ -407,6 +407,10 @@ fn objects_are_put_got_changed_and_deleted_on_any_node() {
         serde_json::from_str(&cluster.says(2, &["resolve", "greetings/hello", "--json"])).unwrap();
     assert_eq!(resolved["content"], id.as_str(), "{resolved}");
     assert_eq!(cluster.says(2, &["get", resolved["content"].as_str().unwrap()]), "hello, company");
+    assert_eq!(cluster.says(2, &["get", "greetings/hello"]), "hello, company");
+    let unknown = cluster.refd(2, &["get", "greetings/nobody"]);
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(unknown.status.code() == Some(3) && said.contains("refd registry log"), "{said}");
 
     // As shards from now on, and then as copies again.
     cluster.says(1, &["repair", "policy", &id, "--erasure", "2+1"]);

@@ -22,14 +22,31 @@ mod topics;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 const REFD: &str = env!("CARGO_BIN_EXE_refd");
+
+/// Addresses that stay free until somebody listens there. Below those that the system gives to whoever asks for any: there
+/// another test, or only a connection of one, may take them meanwhile.
+fn free_addrs<const COUNT: usize>() -> [SocketAddr; COUNT] {
+    const LOWEST: u32 = 15_000;
+    const HIGHEST: u32 = 32_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Tests may run in processes of their own, side by side.
+    let first = std::process::id().wrapping_mul(61);
+    let free = std::iter::repeat_with(|| {
+        let port = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % (HIGHEST - LOWEST) + LOWEST;
+        SocketAddr::from(([127, 0, 0, 1], port.try_into().unwrap()))
+    });
+    let mut free = free.filter(|addr| TcpListener::bind(addr).is_ok());
+    std::array::from_fn(|_| free.next().unwrap())
+}
 
 struct Daemon {
     child: Child,
@@ -251,9 +268,9 @@ fn an_address_that_is_taken_is_named() {
     let name = Command::new(REFD).args(["run", "--listen", "localhost:1"]).output().unwrap();
     let said = String::from_utf8(name.stderr).unwrap();
     assert!(said.contains("\"localhost:1\" is not IP:PORT; names are not looked up"), "{said}");
-    // Nobody is there any more to be asked.
-    drop(taken);
-    let ask = Command::new(REFD).args(["ls", "--node", &format!("http://{addr}")]).output().unwrap();
+    // Nobody is there to be asked.
+    let [nobody] = free_addrs();
+    let ask = Command::new(REFD).args(["ls", "--node", &format!("http://{nobody}")]).output().unwrap();
     let said = String::from_utf8(ask.stderr).unwrap();
     assert!(ask.status.code() == Some(5) && said.contains("is `refd run` running"), "{said}");
 }

@@ -115,7 +115,18 @@ fn a_node_under_load_stays_below_its_ceiling() {
             })
         })
         .collect();
-    thread::sleep(Duration::from_secs(6));
+    // For a while, and on a busy machine until there was some of everything.
+    let began = ron_core::now();
+    let is_some_of_all = || {
+        let seen = seen.lock().unwrap();
+        let is_full = seen.keys().any(|(_, status)| matches!(status, 429 | 503));
+        is_full && seen.contains_key(&("put", 201)) && seen.contains_key(&("gossip", 200))
+    };
+    while began.elapsed() < Duration::from_secs(6)
+        || !is_some_of_all() && began.elapsed() < Duration::from_secs(60)
+    {
+        thread::sleep(Duration::from_millis(100));
+    }
     assert!(daemon.get("/healthz").ends_with("ok\n"), "health is answered whatever else is");
     done.store(true, Ordering::SeqCst);
     drop(slow);

@@ -77,7 +77,7 @@ fn objects_are_put_got_listed_pinned_and_removed() {
 
     let refused = refd(&daemon, &data, &["rm", small]).output().unwrap();
     assert_eq!(code(&refused), 1);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("pinned"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("refd unpin"));
     assert_eq!(said(refd(&daemon, &data, &["unpin", small])), format!("{small}\n"));
     assert_eq!(said(refd(&daemon, &data, &["pin", id])), format!("{id}\n"));
     assert_eq!(said(refd(&daemon, &data, &["rm", small])), format!("{small}\n"));
@@ -119,7 +119,7 @@ fn exit_codes_say_why() {
     let missing = refd(&daemon, &data, &["put", "/nonexistent/file"]).output().unwrap();
     assert_eq!(code(&missing), 1);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/file"));
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let [closed] = crate::free_addrs();
     let mut nobody = Command::new(REFD);
     nobody.args(["ls", "--node", &format!("http://{closed}"), "--data-dir"]).arg(&data);
     let nobody = nobody.output().unwrap();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Daemon, REFD, objects::refd};
+use crate::{Daemon, REFD, free_addrs, objects::refd};
 
 fn config(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(REFD);
@@ -55,6 +55,25 @@ fn settings_are_checked_shown_and_explained() {
     assert!(said.contains("REFD_NET__LISTNE is not a setting; did you mean REFD_NET__LISTEN?"), "{said}");
     let json = words(&config(&["print", "--json"], &[]).stdout);
     assert!(json.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{json}");
+}
+
+/// Any variable that is not text, set by whoever for whatever, made every command panic.
+#[test]
+fn variables_that_are_not_text_are_nobodys_business_but_their_own() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let check = |name: &str| {
+        let mut command = Command::new(REFD);
+        command.args(["config", "check"]).env(name, std::ffi::OsStr::from_bytes(b"/d\xff")).output().unwrap()
+    };
+    let checked = check("SOMEBODYS");
+    assert!(checked.status.success(), "{}", words(&checked.stderr));
+    let refused = check("REFD_NODE__DATA_DIR");
+    assert_eq!(refused.status.code(), Some(8));
+    assert!(
+        words(&refused.stderr).contains("REFD_NODE__DATA_DIR: it is not UTF-8"),
+        "{}",
+        words(&refused.stderr)
+    );
 }
 
 /// A node that is to leave nothing behind leaves nothing behind.
@@ -184,6 +203,10 @@ fn a_running_node_takes_other_settings_whole_or_not_at_all() {
     node.daemon.get("/healthz");
     node.daemon.eventually("/version", |_| log().contains("answered"));
 
+    // Nothing new is nothing new.
+    node.daemon.signal("HUP");
+    assert_eq!(node.daemon.line_with("settings"), "settings read again: nothing changed\n");
+
     // A new token counts from the reload on, and the old one no more.
     let old = node.bearer();
     fs::write(node.data().join("token"), format!("{}\n", "n".repeat(40))).unwrap();
@@ -222,8 +245,8 @@ fn the_index_takes_other_settings_and_keeps_its_answers() {
 #[test]
 fn the_admin_listener_moves_without_a_restart() {
     let mut node = Configured::start(ANY_PORT);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let elsewhere = free.local_addr().unwrap();
+    let [elsewhere] = free_addrs();
+    let free = std::net::TcpListener::bind(elsewhere).unwrap();
     node.write(&format!("[admin]\nlisten = \"{elsewhere}\"\n"));
     let taken = node.reload();
     assert!(taken.starts_with("HTTP/1.1 500") && taken.contains(&elsewhere.to_string()), "{taken}");
@@ -236,6 +259,31 @@ fn the_admin_listener_moves_without_a_restart() {
     assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
     let said = node.daemon.terminate();
     assert!(said.contains(" 0 cut off"), "{said}");
+}
+
+/// Of a change that cannot be had whole nothing is had: a new token counted although the listener that was asked for beside it
+/// was taken, and whoever had the old one was locked out by a reload that was refused.
+#[test]
+fn a_change_that_fails_leaves_no_part_of_itself() {
+    let node = Configured::start(ANY_PORT);
+    let old = format!("{}Content-Length: 0\r\n", node.bearer());
+    let reload = || node.daemon.ask("POST", "/admin/reload", &old);
+    let [elsewhere] = free_addrs();
+    let taken = std::net::TcpListener::bind(elsewhere).unwrap();
+    fs::write(node.data().join("token"), format!("{}\n", "n".repeat(40))).unwrap();
+    node.write(&format!("[admin]\nlisten = \"{elsewhere}\"\n"));
+    for _ in 0..2 {
+        let refused = reload();
+        assert!(refused.starts_with("HTTP/1.1 500") && refused.contains("admin.listen"), "{refused}");
+    }
+    // And the other way round: a token that cannot be read keeps the listener where it is.
+    drop(taken);
+    fs::write(node.data().join("token"), "short\n").unwrap();
+    let refused = reload();
+    assert!(refused.starts_with("HTTP/1.1 500") && refused.contains("no usable token"), "{refused}");
+    drop(std::net::TcpListener::bind(elsewhere).expect("nobody listens there"));
+    node.counted("failed", 3);
+    assert!(node.daemon.terminate().contains(" 0 cut off"));
 }
 
 /// So does the place where other nodes reach this one. Who is linked stays linked, and who comes finds it at the new place.
@@ -266,7 +314,7 @@ fn the_listener_for_other_nodes_moves_without_a_restart() {
 
     // One of two cannot be had: neither is taken.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let [free] = free_addrs();
     write(&format!("\"{free}\", \"{}\"", taken.local_addr().unwrap()));
     let refused = reload(&one);
     assert!(refused.starts_with("HTTP/1.1 500") && refused.contains("not_applied"), "{refused}");
@@ -347,10 +395,29 @@ fn a_pause_before_the_stop_and_a_second_request() {
     let ready = node.daemon.eventually("/readyz?verbose", |answer| answer.starts_with("HTTP/1.1 503"));
     assert!(ready.contains("\"stopping\""), "{ready}");
     assert!(node.daemon.get("/dht/status").starts_with("HTTP/1.1 200"));
-    node.daemon.signal("TERM");
-    assert_eq!(node.daemon.child.wait().unwrap().code(), Some(10));
+    // One that comes right behind the first is the first once more, so it is said until it is heard.
+    let ended = loop {
+        node.daemon.signal("TERM");
+        std::thread::sleep(Duration::from_millis(100));
+        if let Some(ended) = node.daemon.child.try_wait().unwrap() {
+            break ended;
+        }
+    };
+    assert_eq!(ended.code(), Some(10));
     let log = fs::read_to_string(node.dir.path().join("log")).unwrap();
     assert!(log.contains("cut off by a second request to stop"), "{log}");
+}
+
+/// `timeout` and others pass a signal on to their child and to its group: one Ctrl-C came twice, and cut off what was being drained.
+#[test]
+fn a_signal_that_comes_twice_is_one() {
+    let mut node = Configured::start(&format!("{ANY_PORT}[node]\npre_stop_ms = 100\n"));
+    node.daemon.eventually("/readyz", |answer| answer.starts_with("HTTP/1.1 200"));
+    let pid = node.daemon.child.id();
+    let twice = format!("kill -INT {pid}; kill -TERM {pid}; kill -TERM {pid}");
+    assert!(Command::new("sh").args(["-c", &twice]).status().unwrap().success());
+    assert_eq!(node.daemon.child.wait().unwrap().code(), Some(0));
+    assert!(node.daemon.line_with("stopped: ").contains(" 0 cut off"));
 }
 
 /// What systemd is told, and when.
@@ -379,10 +446,23 @@ fn a_service_manager_is_told() {
 /// Nobody but the owner of the data may learn what opens it, however much is logged and whatever is asked.
 #[test]
 fn secrets_are_shown_nowhere() {
-    let node = Configured::start(&format!("{ANY_PORT}[log]\nfilter = \"trace\"\n"));
+    let company = tempfile::tempdir().unwrap();
+    let shared = crate::keeping::secret(company.path());
+    let node = Configured::start(&format!(
+        "{ANY_PORT}[log]\nfilter = \"trace\"\n[keeping]\nsecret_file = {shared:?}\nrefresh_ms = 200\ntick_ms = 200\n"
+    ));
+    // Another that proves that it knows the secret, and is proven that.
+    let variables = [
+        ("REFD_KEEPING__SECRET_FILE", &*shared),
+        ("REFD_KEEPING__REFRESH_MS", "200"),
+        ("REFD_KEEPING__TICK_MS", "200"),
+    ];
+    let other = Daemon::start_with(&company.path().join("other"), &["--seed", &node.daemon.seed], &variables);
+    node.daemon.eventually("/keeping/status", |status| status.contains("\"up\":2"));
     let (data, strange) = (node.data(), format!("canary{}", "x".repeat(40)));
     let secret = |name: &str| fs::read(data.join(name)).unwrap();
     let mut secrets = vec![strange.clone().into_bytes(), secret("token").trim_ascii().to_vec()];
+    secrets.push(fs::read(&shared).unwrap().trim_ascii().to_vec());
     for name in ["node.key", "registry.key"] {
         let key = secret(name);
         assert!(key.len() >= 32, "{name}");
@@ -421,11 +501,15 @@ fn secrets_are_shown_nowhere() {
         "/overlay/status",
         "/registry/head",
         "/registry/policy",
+        "/keeping/status",
+        "/state",
+        "/admin/openapi.json",
     ] {
         seen.extend(node.daemon.get(path).into_bytes());
     }
     let log = node.dir.path().join("log");
     seen.extend(node.daemon.terminate().into_bytes());
+    other.terminate();
     let log = fs::read(log).unwrap();
     assert!(log.windows(8).any(|word| word == b"answered"), "the log was listened to");
     seen.extend(log);

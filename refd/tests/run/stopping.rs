@@ -7,6 +7,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::unix::process::ExitStatusExt as _,
     path::Path,
+    process::Stdio,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::Daemon;
+use crate::{
+    Daemon,
+    settings::{ANY_PORT, Configured},
+};
 
 /// The drains of the store and of the admin listener, one after the other.
 const DRAINS: Duration = Duration::from_secs(10);
@@ -197,6 +201,47 @@ fn a_stop_under_load_loses_nothing_that_was_acknowledged() {
         assert!(status == 200 && body == *content, "{id} was acknowledged and is {status}");
     }
     again.terminate();
+}
+
+/// A disk that does not answer kept the process for ever: the drain was over and said so, and the end of the runtime waited for
+/// a read that nobody waited for any more. Not even a second request helped. A pipe without a writer is such a disk.
+#[test]
+fn a_read_that_is_stuck_does_not_keep_the_process() {
+    let mut node = Configured::start(ANY_PORT);
+    node.daemon.eventually("/readyz", |answer| answer.starts_with("HTTP/1.1 200"));
+    let settings = node.dir.path().join("refd.toml");
+    fs::remove_file(&settings).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&settings).status().unwrap().success());
+    node.daemon.signal("HUP");
+    // It reads them when it counts as begun.
+    node.daemon.eventually("/metrics", |metrics| {
+        metrics.contains("ron_core_tasks_spawned_total{kind=\"read settings\"} 1")
+    });
+    node.daemon.signal("TERM");
+    let mut said = String::new();
+    node.daemon.output.read_to_string(&mut said).unwrap();
+    assert_eq!(node.daemon.child.wait().unwrap().code(), Some(0), "{said}");
+    assert!(said.contains("stopping\nstopped: "), "{said}");
+}
+
+/// Whoever asks it to stop while it starts was heard when it had started, which with a large store is a while.
+#[test]
+fn a_start_is_given_up_when_asked_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(crate::REFD);
+    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]);
+    let mut starting =
+        command.arg(dir.path()).env("RON_PLANT", "start").stdout(Stdio::piped()).spawn().unwrap();
+    // Whatever it makes, it makes after it began to listen for signals.
+    while !dir.path().join("token").exists() {
+        assert!(starting.try_wait().unwrap().is_none(), "it ended by itself");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let asked = std::process::Command::new("kill").arg(starting.id().to_string()).status().unwrap();
+    assert!(asked.success());
+    let ended = starting.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), ended.status.signal()), (Some(0), None));
+    assert_eq!(String::from_utf8(ended.stdout).unwrap(), "stopped before it had started\n");
 }
 
 /// A part that fails for good ends the process with a number of its own, and what the others had begun is finished first.

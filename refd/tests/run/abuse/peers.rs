@@ -101,6 +101,10 @@ fn silent_connections_leave_room_for_an_honest_peer() {
     let node = node("");
     let to = contact(&node);
     let peer = Peer::new();
+    // What a dial takes on this machine, which others may be using.
+    let began = ron_core::now();
+    peer.runtime.block_on(peer.link(&to, "ron/dht/1")).unwrap();
+    let alone = began.elapsed();
     let wanted = 1500.min(descriptors().saturating_sub(300));
     let mut silent = Vec::new();
     for number in 0..wanted {
@@ -116,7 +120,8 @@ fn silent_connections_leave_room_for_an_honest_peer() {
     peer.runtime.block_on(peer.link(&to, "ron/dht/1")).unwrap();
     let took = began.elapsed();
     println!("{wanted} silent connections, an honest dial in {took:?}");
-    assert!(took < Duration::from_millis(2500), "it waited for their time to be over: {took:?}");
+    let most = Duration::from_millis(2500).max(alone * 5);
+    assert!(took < most, "it waited for their time to be over: {took:?}, and {alone:?} when it was alone");
     for stream in &mut silent {
         rest(stream);
     }
