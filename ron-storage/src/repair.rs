@@ -101,7 +101,7 @@ pub(crate) const PLACER: TaskSpec = TaskSpec::new("ron-storage", "repair_placeme
 
 pub(crate) const LOOKER: TaskSpec = TaskSpec::new("ron-storage", "repair_looker")
     .restart(Restart::PATIENT)
-    .what("compares objects and claims with every other node, one after the other, every tick");
+    .what("compares objects and claims with every other node, one after the other, every tick; who takes long is overtaken");
 
 pub(crate) const PLANNER: TaskSpec = TaskSpec::new("ron-storage", "repair_planner")
     .restart(Restart::PATIENT)

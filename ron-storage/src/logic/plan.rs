@@ -32,6 +32,11 @@ const RETRIES_LONGEST: u32 = 64;
 /// How long a node that declined an object is not asked again.
 const DECLINED: Duration = Duration::from_secs(600);
 
+/// How often in a row a node may be stuck with an object before it counts as one that declined it. With the pauses in between that is
+/// longer than it takes to notice that a node is away, which is waited for; the last copy does not wait for that either.
+const STUCK_MAX: u32 = 6;
+const STUCK_URGENT_MAX: u32 = 3;
+
 /// Whether a node is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Presence {
@@ -193,6 +198,8 @@ pub enum Outcome {
     Done,
     /// It did not work. It is tried again later.
     Failed,
+    /// It did not work because of this node, which may take it the next time. If that fails often, another one is asked.
+    Stuck(NodeId),
     /// A node does not take it.
     Declined(NodeId),
     /// It was not begun: there was no room. It is handed out again at the next tick.
@@ -266,8 +273,10 @@ struct Thing {
     /// When it may be tried again, and how often it failed.
     retry_at: Duration,
     failures: u32,
+    /// How much mattered what has to wait until then, if not everything has to: what matters more does not.
+    waits: Option<Class>,
     declined: Vec<(NodeId, Duration)>,
-    is_running: bool,
+    running: Option<Class>,
     queued: Option<(Class, u8)>,
     wake: Option<Duration>,
 }
@@ -503,8 +512,9 @@ impl Plan {
                     due_since: None,
                     retry_at: Duration::ZERO,
                     failures: 0,
+                    waits: None,
                     declined: Vec::new(),
-                    is_running: false,
+                    running: None,
                     queued: None,
                     wake: None,
                 };
@@ -587,6 +597,7 @@ impl Plan {
             let Some(thing) = self.things.get_mut(&object) else { continue };
             if thing.claimed.standing == Standing::Deleted {
                 thing.retry_at = thing.retry_at.max(now + self.settings.retry);
+                thing.waits = None;
                 self.dirty.insert(object);
             }
         }
@@ -620,10 +631,10 @@ impl Plan {
     /// Takes in how a job ended that was handed out. What it changed is heard through [`on_held`](Self::on_held).
     pub fn on_done(&mut self, object: ContentId, outcome: Outcome, now: Duration) {
         let Some(thing) = self.things.get_mut(&object) else { return };
-        thing.is_running = false;
+        thing.waits = thing.running.take();
         match outcome {
             Outcome::Done => (thing.failures, thing.retry_at) = (0, Duration::ZERO),
-            Outcome::Failed | Outcome::Declined(_) => {
+            Outcome::Failed | Outcome::Stuck(_) | Outcome::Declined(_) => {
                 let times = 1 << thing.failures.min(RETRIES_LONGEST.ilog2());
                 thing.retry_at = now + self.settings.retry * times;
                 thing.failures += 1;
@@ -631,7 +642,14 @@ impl Plan {
             // The lane was full; by the next tick it is not.
             Outcome::Skipped => thing.retry_at = now + self.settings.retry,
         }
-        if let Outcome::Declined(node) = outcome {
+        let is_urgent = thing.waits == Some(Class::Urgent);
+        let stuck_max = if is_urgent { STUCK_URGENT_MAX } else { STUCK_MAX };
+        let passed_over = match outcome {
+            Outcome::Declined(node) => Some(node),
+            Outcome::Stuck(node) if thing.failures >= stuck_max => Some(node),
+            _ => None,
+        };
+        if let Some(node) = passed_over {
             thing.declined.retain(|(_, until)| *until > now);
             thing.declined.push((node, now + DECLINED));
             // Somebody else is asked at once.
@@ -656,17 +674,27 @@ impl Plan {
     /// Whether there is nothing to do and nothing under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.dirty.is_empty() && self.queue.is_empty() && self.things.values().all(|thing| !thing.is_running)
+        self.dirty.is_empty()
+            && self.queue.is_empty()
+            && self.things.values().all(|thing| thing.running.is_none())
     }
 
     /// The next job, the most important first.
     pub fn poll(&mut self, now: Duration) -> Option<Step> {
+        self.poll_down_to(Class::Trim, now)
+    }
+
+    /// The next job that matters as much as this at least. For who has no room for others: what waits for that is not weighed again.
+    pub fn poll_down_to(&mut self, least: Class, now: Duration) -> Option<Step> {
         self.on_time(now);
         for _ in 0..WEIGHED_MAX {
             let Some(object) = self.dirty.pop_first() else { break };
             self.weigh(object, now);
         }
-        while let Some((class, spare, object)) = self.queue.pop_first() {
+        while let Some((class, spare, object)) =
+            self.queue.first().copied().filter(|(class, _, _)| *class <= least)
+        {
+            self.queue.pop_first();
             let Some(thing) = self.things.get_mut(&object) else { continue };
             thing.queued = None;
             // What was true when it was weighed may not be any more, and weighing is cheap.
@@ -681,7 +709,7 @@ impl Plan {
                 self.queue.insert((now_class, now_spare, object));
                 continue;
             }
-            thing.is_running = true;
+            thing.running = Some(now_class);
             let len = match &thing.claimed.standing {
                 Standing::Live(wanted) => wanted.len,
                 Standing::Deleted | Standing::Unclaimed => 0,
@@ -827,13 +855,17 @@ impl Plan {
             (false, Some(_)) => thing.due_since = None,
             _ => {}
         }
-        if now < thing.retry_at && verdict.step.is_some() {
+        let has_to_wait = |class: Class| thing.waits.is_none_or(|waits| class >= waits);
+        if now < thing.retry_at && verdict.step.as_ref().is_some_and(|(class, _, _)| has_to_wait(*class)) {
             verdict.step = None;
             verdict.wake = Some(thing.retry_at);
         }
-        if thing.is_running {
+        if thing.running.is_some() {
             verdict.step = None;
         }
+        // Who declined may take it then; nothing else need be heard until that.
+        let asked_again = thing.declined.iter().map(|(_, until)| *until);
+        verdict.wake = asked_again.chain(verdict.wake).min();
         let queued = verdict.step.map(|(class, spare, _)| (class, spare));
         if thing.queued != queued {
             if let Some((class, spare)) = thing.queued {

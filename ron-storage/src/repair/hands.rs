@@ -7,7 +7,7 @@ use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 
 use super::{HEDGE, Heard, KeepingEvent, Shared, looking, telling, yielding};
 use crate::{
-    StorageError, Store,
+    StorageError, Store, Stored,
     claims::{Manifest, Standing},
     logic::{
         plan::{Holding, Job, Outcome, Step},
@@ -27,6 +27,9 @@ const SLOWEST: u64 = 1 << 20;
 
 /// Bytes that a repair asks for at a time: what is paid for and may come at once.
 const PART_BYTES: u64 = 128 << 10;
+
+/// How long a part may take that was paid for. Who is slower is not asked for the rest.
+const PART: Duration = Duration::from_secs(5);
 
 /// Why something was not done.
 #[derive(Debug)]
@@ -105,7 +108,7 @@ pub(super) async fn all_or_enough<'a, T>(
 }
 
 /// What comes of the first of these that is done.
-fn first<'a, T>(open: &mut Vec<BoxFuture<'a, Option<T>>>) -> impl Future<Output = Option<T>> {
+pub(super) fn first<'a, T>(open: &mut Vec<BoxFuture<'a, Option<T>>>) -> impl Future<Output = Option<T>> {
     poll_fn(|cx| {
         for at in 0..open.len() {
             if let Poll::Ready(done) = open[at].as_mut().poll(cx) {
@@ -129,6 +132,9 @@ pub(super) async fn perform(shared: &Shared, step: &Step) -> (Outcome, u64) {
         Job::Trim { piece, provers } => trim(shared, step.object, *piece, provers, deadline).await,
         Job::Drop { pieces } => drop_all(shared, step.object, pieces, deadline).await,
     };
+    // Who does not take what it is given may be passed over; who does not prove something is not asked for anything else instead.
+    let gives = matches!(step.job, Job::Copy { .. } | Job::Rebuild { .. });
+    let stuck = |node| if gives { Outcome::Stuck(node) } else { Outcome::Failed };
     match done {
         Ok(bytes) => (Outcome::Done, bytes),
         Err(Trouble::Peer(node, _, PeerError::Declined(decline))) => {
@@ -139,8 +145,10 @@ pub(super) async fn perform(shared: &Shared, step: &Step) -> (Outcome, u64) {
                     learn(shared, node, &step.object).await;
                     (Outcome::Failed, 0)
                 }
-                // It would have taken it, and may the next time.
-                Decline::Source { .. } | Decline::Failed { .. } => (Outcome::Failed, 0),
+                // It would have taken it, if this node had given it.
+                Decline::Source { .. } => (Outcome::Failed, 0),
+                // It may the next time.
+                Decline::Failed { .. } => (stuck(node), 0),
                 _ => (Outcome::Declined(node), 0),
             }
         }
@@ -150,7 +158,7 @@ pub(super) async fn perform(shared: &Shared, step: &Step) -> (Outcome, u64) {
                 shared.tell(KeepingEvent::Blamed { node, piece });
                 shared.hear(Heard::Held { node, piece, holding: Holding::Bad }).await;
             }
-            (Outcome::Failed, 0)
+            (stuck(node), 0)
         }
         Err(Trouble::Store(error)) => {
             tracing::debug!(%error, object = %step.object, "a repair failed");
@@ -185,7 +193,7 @@ async fn give(
     to: NodeId,
 ) -> Result<(), Trouble> {
     let peer = shared.peer(&to).ok_or(Trouble::Refused("it is gone"))?;
-    let offer = Offer { id: piece, len, claim: telling::told(shared, &object) };
+    let offer = Offer { id: piece, len, claim: telling::told(shared, &object, &piece) };
     // Whoever is silent for that long is not waited for: others wait for this worker.
     let deadline = Deadline::after(patience(shared, len));
     let failed = |error| Trouble::Peer(to, piece, error);
@@ -247,7 +255,8 @@ async fn fetch_paced(
             let end = len.min(at + PART_BYTES);
             shared.pace.take(end - at, deadline).await?;
             let want = Want::part(piece, vec![at..end]);
-            fetch_part(shared, &peer, &want, len, &mut content, deadline).await?;
+            let soon = deadline.within(PART);
+            soon.limit("part", fetch_part(shared, &peer, &want, len, &mut content, soon)).await??;
             at = end;
         }
         Ok(content.freeze())
@@ -501,6 +510,9 @@ async fn gather(
 ) -> Vec<(u8, Bytes)> {
     let len = manifest.layout().shard_len();
     let members = shared.members.load().len();
+    // Who waits for the rate is not stuck, and more shards would only wait for it too; who is stuck has a time for each part.
+    let is_paced = sources.is_some();
+    let hedge = if is_paced { Deadline::LONGEST } else { HEDGE };
     let shard_of = |(index, shard): (u8, ContentId)| async move {
         if let Ok(here) = shared.store.get_bytes(shard, len, deadline).await {
             return Some((index, here));
@@ -518,7 +530,6 @@ async fn gather(
         };
         // Whoever is silent for that long is not waited for: there are other shards.
         let deadline = deadline.within(patience(shared, len));
-        let is_paced = sources.is_some();
         let fetches = nodes.into_iter().map(|node| {
             Box::pin(async move {
                 match is_paced {
@@ -527,11 +538,11 @@ async fn gather(
                 }
             }) as BoxFuture<'_, _>
         });
-        enough(fetches, 1, 2, HEDGE).await.pop().map(|content| (index, content))
+        enough(fetches, 1, 2, hedge).await.pop().map(|content| (index, content))
     };
     let all = (0_u8..).zip(manifest.shards.iter().copied());
     let needed = usize::from(manifest.data);
-    enough(all.map(|one| Box::pin(shard_of(one)) as BoxFuture<'_, _>), needed, needed + 2, HEDGE).await
+    enough(all.map(|one| Box::pin(shard_of(one)) as BoxFuture<'_, _>), needed, needed + 2, hedge).await
 }
 
 fn manifest_of(shared: &Shared, object: &ContentId, coding: usize) -> Option<Manifest> {
@@ -642,8 +653,16 @@ async fn restore(
     let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, manifest.len));
     let shards = gather(shared, &manifest, Some(sources), deadline).await;
     let content = join(shared, &manifest, shards, deadline).await?;
-    let stored = shared.store.put_bytes(content, deadline).await?;
+    let stored = put_here(shared, content, deadline).await?;
     Ok(stored.len)
+}
+
+/// Puts what was made, and reads all of it back: what the disk returns now is what is counted on.
+async fn put_here(shared: &Shared, content: Bytes, deadline: Deadline) -> Result<Stored, Trouble> {
+    let stored = shared.store.put_bytes(content, deadline).await?;
+    let mut reader = shared.store.get(stored.id, .., deadline).await?;
+    while reader.next().await?.is_some() {}
+    Ok(stored)
 }
 
 async fn rebuild(
@@ -676,7 +695,9 @@ async fn rebuild(
         let piece = manifest.shards[usize::from(*index)];
         let shard = shards[usize::from(*index)].clone();
         if *to == shared.me {
-            shared.store.put_bytes(shard, deadline).await?;
+            if let Err(failed) = put_here(shared, shard, deadline).await {
+                trouble = trouble.or(Some(failed));
+            }
             continue;
         }
         if let Err(failed) = give_made(shared, object, (piece, shard), *to, deadline).await {

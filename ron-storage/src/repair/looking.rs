@@ -7,9 +7,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Metrics, NodeId, Ratio, Retry, RetryBudget, Stop};
+use ron_core::{ContentId, Deadline, Metrics, NodeId, Ratio, Retry, RetryBudget, Stop, net::BoxFuture, now};
 
-use super::{Heard, KeepingEvent, Member, Nodes, Shared, telling};
+use super::{Heard, KeepingEvent, Member, Nodes, Shared, hands::first, telling};
 use crate::{
     StorageError,
     logic::{
@@ -30,6 +30,16 @@ const QUESTION: Duration = Duration::from_secs(5);
 
 /// Parts of one comparison: a million objects that all differ take sixty thousand.
 const PARTS_MAX: u64 = 1 << 17;
+
+/// How long others wait for a node that is being looked at. Then they are looked at as well: whoever has always more to say must not
+/// keep a node from noticing that others are gone.
+const OVERTAKEN: Duration = Duration::from_secs(10);
+
+/// What looking at one node may take in all. What was heard until then stays; the rest comes the next time.
+const LOOKING: Duration = Duration::from_secs(600);
+
+/// Nodes that are looked at at once, if all but one are slow.
+const AT_ONCE: usize = 8;
 
 /// Looks that fail before a node counts as away. One lost answer is not a lost node.
 const FAILURES: u32 = 2;
@@ -66,65 +76,123 @@ pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: M
 
 /// Looks at every other node, every tick.
 pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
-    let mut failures: BTreeMap<NodeId, u32> = BTreeMap::new();
-    let mut known: BTreeSet<NodeId> = BTreeSet::new();
     let mut news = shared.members.watch();
+    let mut looks = Looks { shared, open: Vec::new(), busy: BTreeSet::new(), failures: BTreeMap::new() };
+    let mut has_looked = false;
     loop {
         let members = Arc::clone(news.get());
-        failures.retain(|id, _| members.contains_key(id));
-        known.retain(|id| members.contains_key(id));
-        for (id, member) in members.iter() {
-            if *id == shared.me {
-                continue;
+        looks.failures.retain(|id, _| members.contains_key(id));
+        let round = async {
+            looks.round(&members).await;
+            // Nothing is planned before all is known the first time, as far as anybody says it in time.
+            while !has_looked && !looks.open.is_empty() {
+                looks.go_on().await;
             }
-            let looked = tokio::select! {
-                biased;
-                () = stop.requested() => return,
-                looked = look_at(&shared, member) => looked,
-            };
-            let is_first = known.insert(*id);
-            match looked {
-                Ok(flags) => {
-                    shared.counts.looked.add(1);
-                    if failures.insert(*id, 0).is_some_and(|failed| failed >= FAILURES) {
-                        shared.tell(KeepingEvent::Presence { node: *id, is_up: true });
-                    }
-                    let node = node_of(*id, member, flags);
-                    shared.hear(Heard::Looked(node)).await;
-                    if let Err(error) = compare(&shared, *id, &member.peer).await {
-                        tracing::debug!(node = %id, %error, "the comparison ended early");
-                    }
-                }
-                Err(error) => {
-                    shared.counts.unlooked.add(1);
-                    tracing::debug!(node = %id, %error, "it does not answer");
-                    let failed = failures.entry(*id).or_default();
-                    *failed += 1;
-                    if *failed == FAILURES {
-                        shared.tell(KeepingEvent::Presence { node: *id, is_up: false });
-                    }
-                    if *failed >= FAILURES || is_first {
-                        let mut node = node_of(*id, member, IS_DURABLE);
-                        node.presence = Presence::Away;
-                        shared.hear(Heard::Looked(node)).await;
-                    }
-                }
-            }
-        }
-        if !members.is_empty() {
-            shared.hear(Heard::Round).await;
-        }
-        // Soon after the start nobody knows anybody yet.
-        let tick = shared.settings.load().tick;
-        let pause = if members.is_empty() { tick.min(ASKING) } else { tick };
+        };
         tokio::select! {
             biased;
             () = stop.requested() => return,
-            // Somebody new is looked at now: before that, it is given nothing.
-            () = news.changed() => {
-                news.get();
+            () = round => {}
+        }
+        if !members.is_empty() {
+            has_looked = true;
+            looks.shared.hear(Heard::Round).await;
+        }
+        // Soon after the start nobody knows anybody yet.
+        let tick = looks.shared.settings.load().tick;
+        let pause = if members.is_empty() { tick.min(ASKING) } else { tick };
+        let next = now() + pause;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                // Somebody new is looked at now: before that, it is given nothing.
+                () = news.changed() => {
+                    news.get();
+                    break;
+                }
+                () = looks.go_on(), if !looks.open.is_empty() => {}
+                () = tokio::time::sleep_until(next) => break,
             }
-            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// The looks that are under way: one, and those that it overtook.
+struct Looks {
+    shared: Arc<Shared>,
+    open: Vec<BoxFuture<'static, Option<(NodeId, u32)>>>,
+    busy: BTreeSet<NodeId>,
+    /// How often each did not answer, since it last did.
+    failures: BTreeMap<NodeId, u32>,
+}
+
+impl Looks {
+    /// Begins to look at each, one after the other: what one has told need not be asked of the next. Who takes long is overtaken.
+    async fn round(&mut self, members: &BTreeMap<NodeId, Member>) {
+        for (id, member) in members {
+            while self.open.len() >= AT_ONCE {
+                self.go_on().await;
+            }
+            if *id == self.shared.me || !self.busy.insert(*id) {
+                continue;
+            }
+            let look =
+                look_one(Arc::clone(&self.shared), *id, member.clone(), self.failures.get(id).copied());
+            self.open.push(Box::pin(look));
+            let patience = Deadline::after(OVERTAKEN);
+            while self.busy.contains(id) {
+                if patience.limit("look", self.go_on()).await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Goes on with those that are under way until one is done.
+    async fn go_on(&mut self) {
+        if let Some((id, failed)) = first(&mut self.open).await {
+            self.busy.remove(&id);
+            self.failures.insert(id, failed);
+        }
+    }
+}
+
+/// Looks at a node that has not answered so often, or was never looked at; says how often it has not now.
+async fn look_one(
+    shared: Arc<Shared>,
+    id: NodeId,
+    member: Member,
+    failed: Option<u32>,
+) -> Option<(NodeId, u32)> {
+    match look_at(&shared, &member).await {
+        Ok(flags) => {
+            shared.counts.looked.add(1);
+            if failed.is_some_and(|failed| failed >= FAILURES) {
+                shared.tell(KeepingEvent::Presence { node: id, is_up: true });
+            }
+            shared.hear(Heard::Looked(node_of(id, &member, flags))).await;
+            let compared = compare(&shared, id, &member.peer);
+            let compared = Deadline::after(LOOKING).limit("compare", compared).await;
+            if let Err(error) = compared.map_err(PeerError::from).and_then(|compared| compared) {
+                tracing::debug!(node = %id, %error, "the comparison ended early");
+            }
+            Some((id, 0))
+        }
+        Err(error) => {
+            shared.counts.unlooked.add(1);
+            tracing::debug!(node = %id, %error, "it does not answer");
+            let is_first = failed.is_none();
+            let failed = failed.unwrap_or(0) + 1;
+            if failed == FAILURES {
+                shared.tell(KeepingEvent::Presence { node: id, is_up: false });
+            }
+            if failed >= FAILURES || is_first {
+                let mut node = node_of(id, &member, IS_DURABLE);
+                node.presence = Presence::Away;
+                shared.hear(Heard::Looked(node)).await;
+            }
+            Some((id, failed))
         }
     }
 }

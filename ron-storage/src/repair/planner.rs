@@ -46,6 +46,9 @@ pub(super) struct Planner {
     seen: Seen,
     /// An urgent step that found no room.
     held_back: Option<Step>,
+    /// Whether another step found none. Until a worker is done, only urgent ones are handed out: all the others would be weighed and
+    /// skipped again and again.
+    is_full: bool,
     has_looked: bool,
     /// What seems to be lost, since when, and whether that was told. A claim may be heard of before its object is: who has it
     /// is known when everybody was compared with.
@@ -70,6 +73,7 @@ impl Planner {
             mine: BTreeMap::new(),
             seen: Seen::default(),
             held_back: None,
+            is_full: false,
             has_looked: false,
             lost: BTreeMap::new(),
         }
@@ -158,10 +162,11 @@ impl Planner {
         if !self.has_looked {
             return;
         }
+        let least = if self.is_full { Class::Urgent } else { Class::Trim };
         loop {
             let step = match self.held_back.take() {
                 Some(step) => step,
-                None => match self.plan.poll(now) {
+                None => match self.plan.poll_down_to(least, now) {
                     Some(step) => step,
                     None => break,
                 },
@@ -174,6 +179,7 @@ impl Planner {
                 // Never shed: it goes before everything else, as soon as there is room.
                 self.held_back = Some(step);
             } else {
+                self.is_full = true;
                 self.shared.counts.skipped.add(1);
                 self.plan.on_done(step.object, Outcome::Skipped, now);
             }
@@ -218,7 +224,10 @@ impl Planner {
                 self.seen.touch(piece);
                 self.plan.on_held(node, piece, holding);
             }
-            Heard::Done { object, outcome } => self.plan.on_done(object, outcome, now),
+            Heard::Done { object, outcome } => {
+                self.is_full = false;
+                self.plan.on_done(object, outcome, now);
+            }
         }
     }
 
@@ -375,6 +384,8 @@ impl Planner {
     }
 
     fn sum_up(&mut self, bytes_per_second: u64) {
+        // There is room when a worker has begun something, of which nobody hears.
+        self.is_full = false;
         // Callers who found the lane full left no word.
         self.on_claims(Some(()));
         let is_draining = self.shared.is_draining();

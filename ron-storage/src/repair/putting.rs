@@ -115,11 +115,12 @@ impl Keeping {
         Ok(Placed { id, len, version, durable_on })
     }
 
-    /// Says something else about an object than before: another policy, or a pin. To change to shards or away from them, the
-    /// object is read first, from wherever it is.
+    /// Says something else about an object than before: another policy, or a pin. The object is
+    /// brought here first, from wherever it is.
     ///
     /// # Errors
-    /// [`StorageError::NotFound`] if the object is needed for that and nowhere to be had; and those of [`put`](Self::put).
+    /// [`StorageError::NotFound`] if it is nowhere to be had, [`StorageError::Unreached`] if it is claimed all the same;
+    /// [`StorageError::TooLarge`] if it is longer than what is cut into shards; and those of [`put`](Self::put).
     pub async fn set_policy(
         &self,
         id: ContentId,
@@ -130,20 +131,17 @@ impl Keeping {
         policy.check()?;
         let shared = &self.shared;
         // It is here, and stays, before anybody hears that its shards are not needed.
-        let held = Staying::begin(shared, id, deadline).await?;
-        let _held = match shared.store.stat(id, deadline).await {
-            Ok(stat) if !stat.is_quarantined => held,
-            _ => {
-                drop(held);
-                Staying::put(shared, hands::read(shared, id, deadline).await?, deadline).await?
-            }
-        };
+        let _held = Staying::begin(shared, id, deadline).await?;
+        if !shared.store.has(id, deadline).await? {
+            // Into the store and not into memory: there is no limit to how long it is.
+            self.bring(id, deadline).await?;
+        }
         let len = shared.store.stat(id, deadline).await?.len;
         let mut shards_held = Vec::new();
         let (word, manifest) = match policy {
             Policy::Copies(copies) => (Word::Copies(copies), None),
             Policy::Erasure { data, parity } => {
-                let content = shared.store.get_bytes(id, u64::MAX, deadline).await?;
+                let content = shared.store.get_bytes(id, hands::WHOLE_BYTES_MAX, deadline).await?;
                 let (shards, manifest) = hands::cut(shared, content, (data, parity), deadline).await?;
                 for shard in shards {
                     shards_held.push(Staying::put(shared, shard, deadline).await?);
@@ -222,7 +220,8 @@ impl Keeping {
     }
 
     /// Gives an object or its shards to others until as many have it as `ack` asks for. What is only on a node that was told to go
-    /// may be gone with it as soon as this is acknowledged, so there another one has to have it.
+    /// may be gone with it as soon as this is acknowledged, and nobody looks after what is only on one that is none of those who
+    /// keep objects: so there another one has to have it.
     pub(super) async fn spread(
         &self,
         (id, len): (ContentId, u64),
@@ -233,7 +232,7 @@ impl Keeping {
         deadline: Deadline,
     ) -> Result<Vec<NodeId>, StorageError> {
         let wanted = match ack {
-            Ack::Local if self.shared.is_draining() => 1,
+            Ack::Local if !self.counts_here() => 1,
             Ack::Local => return Ok(self.here().collect()),
             Ack::Copies(wanted) => wanted,
         };
@@ -243,10 +242,17 @@ impl Keeping {
         }
     }
 
+    /// Whether what is put here stays here and is looked after: this node was not told to go, and is one of those who keep objects. One
+    /// that knows of nobody is alone, and looks after itself.
+    fn counts_here(&self) -> bool {
+        let members = self.shared.members.load();
+        !self.shared.is_draining() && (members.is_empty() || members.contains_key(&self.shared.me))
+    }
+
     /// This node, if what it has counts.
     fn here(&self) -> impl Iterator<Item = NodeId> {
         let shared = &self.shared;
-        (shared.store.is_durable() && !shared.is_draining()).then_some(shared.me).into_iter()
+        (shared.store.is_durable() && self.counts_here()).then_some(shared.me).into_iter()
     }
 
     async fn spread_copies(
@@ -259,7 +265,7 @@ impl Keeping {
     ) -> Result<Vec<NodeId>, StorageError> {
         let shared = &self.shared;
         let mut durable_on: Vec<NodeId> = self.here().collect();
-        let offer = Offer { id, len, claim: telling::told(shared, &id) };
+        let offer = Offer { id, len, claim: telling::told(shared, &id, &id) };
         let missing = usize::from(wanted).saturating_sub(durable_on.len());
         let targets = looking::targets(shared, &id, copies(policy).max(wanted).into());
         let pushes = targets.into_iter().filter(|node| *node != shared.me).map(|node| {
@@ -310,7 +316,7 @@ impl Keeping {
         let shared = &self.shared;
         let all = manifest.shards.len();
         let targets = looking::targets(shared, &manifest.object, all);
-        let claim = telling::told(shared, &manifest.object);
+        let claim = telling::told(shared, &manifest.object, &manifest.shards[0]);
         // Those that no shard belongs on, for those who do not take theirs.
         let spare = AtomicUsize::new(all);
         let (targets, claim, spare) = (&targets, &claim, &spare);

@@ -34,11 +34,16 @@ pub(super) fn flags(shared: &Shared) -> u8 {
     durable | draining
 }
 
-/// The claims on an object as an offer carries them, as many as fit.
-pub(super) fn told(shared: &Shared, object: &ContentId) -> Bytes {
+/// The claims on an object as an offer of one of its pieces carries them, as many as fit: first those that say why it should be taken.
+pub(super) fn told(shared: &Shared, object: &ContentId, piece: &ContentId) -> Bytes {
     let mut items = Vec::new();
     let mut len = 64;
-    for (claim, manifest) in shared.store.book().about(object) {
+    let mut about = shared.store.book().about(object);
+    about.sort_by_key(|(claim, manifest)| {
+        let is_shard = manifest.as_ref().is_some_and(|manifest| manifest.shards.contains(piece));
+        (claim.word.is_tombstone(), !(claim.object == *piece || is_shard))
+    });
+    for (claim, manifest) in about {
         let item = write_told(&claim, manifest.as_ref());
         len += item.len() + 8;
         if len > CLAIM_BYTES_MAX {

@@ -253,6 +253,85 @@ fn who_declines_is_passed_over_and_failures_wait_longer_each_time() {
     assert_eq!((plan.poll(SECOND * 6), plan.wake_at()), (None, Some(SECOND * 16)));
 }
 
+/// A node that answers and takes nothing, because its disk fails or what is sent to it gets stuck, was given the same object for ever:
+/// it never declined, so nobody else was asked.
+#[test]
+fn who_cannot_take_it_is_passed_over_after_a_few_tries() {
+    check_passed_over(1, 3, SECOND * 20);
+    // Of two copies none is the last: first it is waited for whether the node is gone.
+    check_passed_over(2, 6, SECOND * 160);
+}
+
+fn check_passed_over(holders: usize, times: usize, at_most: Duration) {
+    let mut cluster = Cluster::new(6);
+    let object = cluster.put_copies(0, 0, 3);
+    (1..holders).for_each(|number| cluster.tell(name(number), object, Holding::Good));
+    // Who is first in line of those that have it.
+    let is_first = |number: &usize| {
+        let mut plan = cluster.ones[&name(*number)].plan.clone();
+        plan.poll(SECOND).is_some()
+    };
+    let first = (0..holders).find(is_first).unwrap();
+    let plan = &mut cluster.ones.get_mut(&name(first)).unwrap().plan;
+    let mut tried = Vec::new();
+    let mut now = SECOND;
+    while tried.len() <= times {
+        match plan.poll(now).map(|step| step.job) {
+            Some(Job::Copy { to, .. }) => {
+                tried.push(to);
+                plan.on_done(object, Outcome::Stuck(to), now);
+            }
+            Some(other) => panic!("{other:?}"),
+            None => now = plan.wake_at().unwrap(),
+        }
+        assert!(now < at_most, "{tried:?}");
+    }
+    assert!(tried[..times].iter().all(|to| *to == tried[0]), "{tried:?}");
+    assert_ne!(tried[times], tried[0]);
+}
+
+/// Where nobody else is left, whoever declined is asked again when that is over. Nobody thought of it before something else was heard.
+#[test]
+fn who_declined_is_asked_again() {
+    let mut cluster = Cluster::new(2);
+    let object = cluster.put_copies(0, 0, 2);
+    let plan = &mut cluster.ones.get_mut(&name(0)).unwrap().plan;
+    assert!(plan.poll(SECOND).is_some());
+    plan.on_done(object, Outcome::Declined(name(1)), SECOND);
+    assert_eq!(plan.poll(SECOND), None);
+    let later = plan.wake_at().unwrap();
+    let step = plan.poll(later).unwrap();
+    assert_eq!(step.job, Job::Copy { piece: object, to: name(1) });
+}
+
+/// What the next loss would end does not wait because something that mattered less failed before.
+#[test]
+fn what_is_urgent_does_not_wait_for_what_failed() {
+    let mut cluster = Cluster::new(4);
+    let object = cluster.put_copies(0, 0, 2);
+    cluster.settle();
+    let holders = cluster.holders(&object);
+    let extra = (0..4).find(|number| !holders.contains(&name(*number))).unwrap();
+    // One too many, which is not trimmed again and again: somebody reads it.
+    cluster.tell(name(extra), object, Holding::Good);
+    let plan = &mut cluster.ones.get_mut(&name(extra)).unwrap().plan;
+    let mut now = cluster.now;
+    for _ in 0..10 {
+        let step = loop {
+            match plan.poll(now) {
+                Some(step) => break step,
+                None => now = plan.wake_at().unwrap().max(now),
+            }
+        };
+        assert_eq!(step.class, Class::Trim);
+        plan.on_done(object, Outcome::Failed, now);
+    }
+    for holder in holders {
+        plan.on_held(holder, object, Holding::Absent);
+    }
+    assert_eq!(plan.poll(now).map(|step| step.class), Some(Class::Urgent));
+}
+
 #[test]
 fn what_is_lost_is_said_once_and_what_is_found_too() {
     let mut cluster = Cluster::new(9);
