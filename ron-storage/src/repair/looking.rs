@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Metrics, NodeId, Ratio, Retry, RetryBudget, Stop};
+use ron_core::{ContentId, Deadline, Metrics, NodeId, Ratio, Retry, RetryBudget, Stop, now};
 
 use super::{Heard, KeepingEvent, Member, Nodes, Shared, telling};
 use crate::{
@@ -33,6 +33,9 @@ const PARTS_MAX: u64 = 1 << 17;
 
 /// Looks that fail before a node counts as away. One lost answer is not a lost node.
 const FAILURES: u32 = 2;
+
+/// How soon a node that has not answered yet is looked at again: twice as long each time.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Asks the host who keeps objects, again and again.
 pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: Metrics, stop: Stop) {
@@ -64,17 +67,24 @@ pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: M
     }
 }
 
-/// Looks at every other node, every tick.
+/// Looks at every other node, every tick; and sooner at those that have not answered yet. Who has just joined may not have heard yet
+/// that this node belongs too.
 pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
     let mut failures: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut known: BTreeSet<NodeId> = BTreeSet::new();
+    // Those that have never answered, and how soon they are looked at again.
+    let mut silent: BTreeMap<NodeId, Duration> = BTreeMap::new();
+    let mut round_at = now();
     let mut news = shared.members.watch();
     loop {
         let members = Arc::clone(news.get());
         failures.retain(|id, _| members.contains_key(id));
         known.retain(|id| members.contains_key(id));
+        silent.retain(|id, _| members.contains_key(id));
+        let tick = shared.settings.load().tick;
+        let is_round = round_at <= now();
         for (id, member) in members.iter() {
-            if *id == shared.me {
+            if *id == shared.me || !(is_round || silent.contains_key(id)) {
                 continue;
             }
             let looked = tokio::select! {
@@ -85,6 +95,7 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
             let is_first = known.insert(*id);
             match looked {
                 Ok(flags) => {
+                    silent.remove(id);
                     shared.counts.looked.add(1);
                     if failures.insert(*id, 0).is_some_and(|failed| failed >= FAILURES) {
                         shared.tell(KeepingEvent::Presence { node: *id, is_up: true });
@@ -98,6 +109,14 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
                 Err(error) => {
                     shared.counts.unlooked.add(1);
                     tracing::debug!(node = %id, %error, "it does not answer");
+                    if is_first {
+                        silent.insert(*id, SOON);
+                    } else if let Some(pause) = silent.get_mut(id) {
+                        *pause = (*pause * 2).min(tick);
+                    }
+                    if !is_first && !is_round {
+                        continue;
+                    }
                     let failed = failures.entry(*id).or_default();
                     *failed += 1;
                     if *failed == FAILURES {
@@ -114,17 +133,20 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
         if !members.is_empty() {
             shared.hear(Heard::Round).await;
         }
-        // Soon after the start nobody knows anybody yet.
-        let tick = shared.settings.load().tick;
-        let pause = if members.is_empty() { tick.min(ASKING) } else { tick };
+        if is_round {
+            // Soon after the start nobody knows anybody yet.
+            round_at = now() + if members.is_empty() { tick.min(ASKING) } else { tick };
+        }
+        let soon = silent.values().min().map_or(round_at, |pause| (now() + *pause).min(round_at));
         tokio::select! {
             biased;
             () = stop.requested() => return,
             // Somebody new is looked at now: before that, it is given nothing.
             () = news.changed() => {
                 news.get();
+                round_at = now();
             }
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep_until(soon) => {}
         }
     }
 }

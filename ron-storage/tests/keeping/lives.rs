@@ -480,3 +480,30 @@ async fn what_is_read_is_not_trimmed_meanwhile() {
     drop(reading);
     world.until(id, 2, MINUTE * 60).await;
 }
+
+/// A node that nobody has looked at was taken for one that may have whatever belongs on it: an object with one copy of two was as it
+/// should be as soon as somebody joined, and stayed so until long after that node answered.
+#[tokio::test(start_paused = true)]
+async fn who_joins_counts_for_nothing_before_it_was_seen_and_is_given_its_share_at_once() {
+    let mut world = World::with(2, KeepingSettings::default(), Vec::new()).await;
+    world.kill(1).await;
+    world.expel(1);
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(1000, 1), Policy::Copies(2), &owner, Ack::Local, soon());
+    let id = put.await.unwrap().id;
+    settle().await;
+    assert_eq!(world.node(0).keeping.status().objects[&Health::Urgent], 1);
+    world.admit(1);
+    // Longer than the host is not asked for, and than it takes to see that nobody answers.
+    for _ in 0..30 {
+        let status = world.node(0).keeping.status();
+        assert_eq!((status.objects[&Health::Met], status.fewest_copies), (0, Some(1)), "{status:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    world.revive(1).await;
+    world.until(id, 2, MINUTE / 2).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let status = world.node(0).keeping.status();
+    assert_eq!((status.objects[&Health::Met], status.fewest_copies), (1, Some(2)), "{status:?}");
+}
