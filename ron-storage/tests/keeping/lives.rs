@@ -13,6 +13,7 @@ use ron_core::{Deadline, Event as FeedEvent, NodeId, net::BoxFuture, sim::Fault}
 use ron_storage::{
     StorageError,
     claims::{Policy, RETENTION_MIN, Standing},
+    fetch::Finder,
     peers::{self, Decline, Offer, Rules},
     repair::{Ack, Health, KeepingEvent, KeepingSettings},
 };
@@ -506,4 +507,29 @@ async fn who_joins_counts_for_nothing_before_it_was_seen_and_is_given_its_share_
     tokio::time::sleep(Duration::from_secs(2)).await;
     let status = world.node(0).keeping.status();
     assert_eq!((status.objects[&Health::Met], status.fewest_copies), (1, Some(2)), "{status:?}");
+}
+
+/// Somebody who has not heard yet that an object is deleted asked for it in vain, and took that for a failure of those who had it.
+#[tokio::test(start_paused = true)]
+async fn what_was_just_deleted_elsewhere_is_not_found() {
+    let settings = KeepingSettings { tick: MINUTE * 10, ..KeepingSettings::default() };
+    let world = World::with(3, settings, Vec::new()).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(1000, 1), Policy::Copies(1), &owner, Ack::Copies(1), soon());
+    let id = put.await.unwrap().id;
+    // All have heard of it, and nobody hears anything more by itself for some minutes.
+    tokio::time::sleep(MINUTE * 11).await;
+    world.until(id, 1, MINUTE).await;
+    let holder = world.holders(id).await[0];
+    let retention = Duration::from_secs(RETENTION_MIN);
+    world.node(holder).keeping.delete(id, &owner, retention, soon()).await.unwrap();
+    world.until(id, 0, MINUTE).await;
+    let asking = world.node((holder + 1) % 3);
+    assert!(matches!(asking.store.standing(&id), Standing::Live(_)), "it has heard of it");
+    let made = asking.keeping.make(id, soon()).await;
+    assert!(matches!(made, Err(StorageError::NotFound { .. })), "{made:?}");
+    let asking = world.node((holder + 2) % 3);
+    let brought = asking.keeping.bring(id, soon()).await;
+    assert!(matches!(brought, Err(StorageError::NotFound { .. })), "{brought:?}");
 }
