@@ -533,3 +533,24 @@ async fn what_was_just_deleted_elsewhere_is_not_found() {
     let brought = asking.keeping.bring(id, soon()).await;
     assert!(matches!(brought, Err(StorageError::NotFound { .. })), "{brought:?}");
 }
+
+/// What was put was not counted for up to a second, and then as what it should be before anybody had looked: who asked in between was
+/// told that all is well.
+#[tokio::test(start_paused = true)]
+async fn what_was_just_put_is_counted_or_said_not_to_be() {
+    let world = World::new(1).await;
+    settle().await;
+    let (owner, keeping) = (identity(100), &world.node(0).keeping);
+    for salt in 0..5 {
+        keeping.put(content(1000, salt), Policy::Copies(2), &owner, Ack::Local, soon()).await.unwrap();
+        let status = keeping.status();
+        assert!(status.unweighed > 0, "{status:?}");
+        let asked = Deadline::after(Duration::from_secs(2));
+        let status = keeping.status_now(asked).await;
+        let counted = (status.objects[&Health::Urgent], status.objects[&Health::Met], status.unweighed);
+        assert_eq!(counted, (salt as usize + 1, 0, 0), "{status:?}");
+        assert!(asked.remaining() > Duration::from_secs(1), "it took long");
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(keeping.status().unweighed, 0);
+}
