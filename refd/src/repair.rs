@@ -211,6 +211,10 @@ fn unmet(status: &Value, nodes: u64) -> Option<String> {
     if status["has_looked"] != true {
         return Some("the node has not compared with the others yet".to_owned());
     }
+    let unweighed = status["unweighed"].as_u64().unwrap_or_default();
+    if unweighed > 0 {
+        return Some(format!("{unweighed} objects changed and were not looked at yet"));
+    }
     let up = status["up"].as_u64().unwrap_or_default();
     if up < nodes {
         return Some(format!("{up} nodes answer, and {nodes} should"));

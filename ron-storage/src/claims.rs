@@ -82,6 +82,8 @@ struct State {
     limits: ClaimLimits,
     /// Objects about which something changed since somebody last asked.
     changed: BTreeSet<ContentId>,
+    /// How often something changed.
+    changes: u64,
 }
 
 impl State {
@@ -93,6 +95,7 @@ impl State {
             return Ok(merged);
         }
         self.changed.insert(object);
+        self.changes += 1;
         if let Some((old, cost)) = old {
             self.digests.remove(&old);
             self.doubted.remove(&old);
@@ -395,9 +398,15 @@ impl Book {
         self.state.lock().claims.len()
     }
 
-    /// Objects about which something changed since this was last asked.
-    pub(crate) fn take_changed(&self) -> Vec<ContentId> {
-        std::mem::take(&mut self.state.lock().changed).into_iter().collect()
+    /// Objects about which something changed since this was last asked, and how often something changed so far.
+    pub(crate) fn take_changed(&self) -> (Vec<ContentId>, u64) {
+        let mut state = self.state.lock();
+        (std::mem::take(&mut state.changed).into_iter().collect(), state.changes)
+    }
+
+    /// How often something changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.state.lock().changes
     }
 
     /// The claims with these names.
@@ -430,6 +439,7 @@ impl Book {
                 is_known
             });
             doubted.retain(|digest| digests.contains_key(digest));
+            state.changes += 1;
             let cut: Vec<ContentId> = state.cut.keys().copied().collect();
             cut.iter().for_each(|object| state.let_go(object));
             state.bytes = state.claims.iter().map(|(claim, _)| state.cost(claim)).sum();

@@ -217,6 +217,8 @@ enum Heard {
     Members,
     /// A whole round of looks is over.
     Round,
+    /// Somebody wants to know how everything is doing now.
+    Asked,
     /// Something new about claims.
     Claims,
     /// A node has a piece now, or has it no longer.
@@ -245,6 +247,8 @@ struct Shared {
     heard: Lane<Heard>,
     events: Feed<KeepingEvent>,
     status: Snapshot<KeepingStatus>,
+    /// The changes of claims that the status knows.
+    counted: AtomicU64,
     owners: Option<Owners>,
     under_way: AtomicU64,
     draws: AtomicU64,
@@ -400,10 +404,34 @@ impl Keeping {
         Ok(())
     }
 
-    /// How everything is doing.
+    /// How everything is doing, as it was last summed up: some time within the last second.
     #[must_use]
     pub fn status(&self) -> KeepingStatus {
-        (*self.shared.status.load()).clone()
+        self.status_of(self.shared.store.book().changes())
+    }
+
+    /// How everything is doing, with all that was put, claimed and deleted here before; unless that is not known by the deadline.
+    pub async fn status_now(&self, deadline: Deadline) -> KeepingStatus {
+        const PAUSE: Duration = Duration::from_millis(10);
+        let shared = &self.shared;
+        let asked = shared.store.book().changes();
+        while shared.counted.load(Ordering::Acquire) < asked
+            && shared.status.load().has_looked
+            && deadline.remaining() > PAUSE
+        {
+            let _ = shared.heard.try_push(Heard::Asked);
+            tokio::time::sleep(PAUSE).await;
+        }
+        self.status_of(asked)
+    }
+
+    fn status_of(&self, changes: u64) -> KeepingStatus {
+        // In this order: the status knows these at least.
+        let counted = self.shared.counted.load(Ordering::Acquire);
+        let mut status = (*self.shared.status.load()).clone();
+        let uncounted = usize::try_from(changes.saturating_sub(counted)).unwrap_or(usize::MAX);
+        status.unweighed = status.unweighed.max(uncounted);
+        status
     }
 
     /// What happens from now on.

@@ -35,12 +35,15 @@ use super::{
 use crate::{
     StorageError, Store,
     claims::{Policy, RETENTION_DEFAULT, Standing},
-    repair::{Ack, Keeping, KeepingEvent, NodeStatus, Presence, Reading},
+    repair::{Ack, Keeping, KeepingEvent, KeepingStatus, NodeStatus, Presence, Reading},
 };
 
 /// How often an object is brought for one request: what nobody claims may be dropped before it is read, and before a change of policy
 /// what was brought may be trimmed.
 const BROUGHT_MAX: usize = 3;
+
+/// How long an answer about how everything is doing waits for what was just put to be counted.
+const SUMMING: Duration = Duration::from_secs(2);
 
 /// What is wished for an object if the request does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -337,14 +340,19 @@ async fn forget(State(kept): State<Kept>, path: IdPath, request: Request) -> Res
 
 async fn status(State(kept): State<Kept>, request: Request) -> Result<Json<Value>, Problem> {
     Query::of(&request, &[])?;
-    Ok(Json(kept.status()))
+    let status = kept.keeping.status_now(deadline(&request).within(SUMMING)).await;
+    Ok(Json(kept.say(&status)))
 }
 
 impl Kept {
     /// How everything is doing, as `GET /keeping/status` says it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let (status, wishes) = (self.keeping.status(), self.wishes.load());
+        self.say(&self.keeping.status())
+    }
+
+    fn say(&self, status: &KeepingStatus) -> Value {
+        let wishes = self.wishes.load();
         let objects: serde_json::Map<String, Value> = status
             .objects
             .iter()
@@ -355,6 +363,7 @@ impl Kept {
             "ack": wishes.ack.to_string(),
             "has_looked": status.has_looked,
             "objects": objects,
+            "unweighed": status.unweighed,
             "claims": status.claims,
             "rf_observed": status.fewest_copies,
             "repairs": status.repairs,

@@ -211,7 +211,7 @@ fn kept_schemas() -> Value {
         "Draining": record(&[("draining", &flag)], &[]),
         "Forgotten": record(&[("node", &text), ("forgotten", &flag)], &[]),
         "Keeping": record(&[
-            ("policy", &text), ("ack", &text), ("has_looked", &flag), ("claims", &number),
+            ("policy", &text), ("ack", &text), ("has_looked", &flag), ("claims", &number), ("unweighed", &number),
             ("objects", &json!({"$ref": "#/components/schemas/Healths"})),
             ("rf_observed", &json!({"type": ["integer", "null"], "minimum": 0})), ("repairs", &number),
             ("bytes_per_second", &number), ("draining", &flag), ("misplaced", &number), ("needed", &number),

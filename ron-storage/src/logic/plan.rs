@@ -412,6 +412,8 @@ impl Plan {
             let is_compared = known.is_some_and(|known| known.is_compared);
             self.nodes.insert(node.id, Known { node, away_since, is_given_up, is_compared, steady_at });
             self.touch_held(&node.id);
+            // It may be what something waits for.
+            self.dirty.extend(&self.unsettled);
         }
         self.weigh_candidates();
     }
@@ -617,8 +619,9 @@ impl Plan {
 
     /// Takes in that all is known that a node has.
     pub fn on_compared(&mut self, node: &NodeId) {
-        if let Some(known) = self.nodes.get_mut(node) {
-            known.is_compared = true;
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        if !std::mem::replace(&mut known.is_compared, true) {
+            self.dirty.extend(&self.unsettled);
         }
     }
 

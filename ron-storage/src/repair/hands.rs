@@ -300,7 +300,7 @@ async fn good_or_blamed(
 }
 
 /// Hears what a node knows about an object's claims.
-async fn learn(shared: &Shared, node: NodeId, object: &ContentId) {
+pub(super) async fn learn(shared: &Shared, node: NodeId, object: &ContentId) {
     let Some(peer) = shared.peer(&node) else { return };
     let told: Vec<Bytes> = shared
         .store

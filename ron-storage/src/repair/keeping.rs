@@ -201,12 +201,31 @@ impl Keeping {
         }
     }
 
+    /// Asks those where an object belongs for the last word about it: who has it no more may know that it is deleted.
+    async fn hear_last(&self, id: ContentId, deadline: Deadline) {
+        let shared = &self.shared;
+        let others = looking::targets(shared, &id, KNOWING).into_iter().filter(|node| *node != shared.me);
+        for node in others.take(KNOWING) {
+            if shared.store.standing(&id) == Standing::Deleted {
+                break;
+            }
+            let _ = deadline.within(ASKING).limit("claims", hands::learn(shared, node, &id)).await;
+        }
+    }
+
     async fn make_of_shards(
         &self,
         id: ContentId,
         deadline: Deadline,
     ) -> Result<Option<Stored>, StorageError> {
-        self.learn(id, deadline).await;
+        match self.shared.store.standing(&id) {
+            Standing::Unclaimed => self.learn(id, deadline).await,
+            _ => self.hear_last(id, deadline).await,
+        }
+        // A piece of it may lie around anywhere for a while.
+        if self.shared.store.standing(&id) == Standing::Deleted {
+            return Err(StorageError::NotFound { id });
+        }
         match hands::from_shards(&self.shared, id, deadline).await {
             Some(content) => Ok(Some(self.shared.store.put_bytes(content, deadline).await?)),
             None => Ok(None),

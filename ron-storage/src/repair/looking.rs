@@ -44,6 +44,9 @@ const AT_ONCE: usize = 8;
 /// Looks that fail before a node counts as away. One lost answer is not a lost node.
 const FAILURES: u32 = 2;
 
+/// How soon a node that has not answered yet is looked at again: twice as long each time.
+const SOON: Duration = Duration::from_secs(1);
+
 /// Asks the host who keeps objects, again and again.
 pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: Metrics, stop: Stop) {
     let budget = RetryBudget::new(Ratio::percent(20));
@@ -74,16 +77,20 @@ pub(super) async fn place(shared: Arc<Shared>, nodes: Arc<dyn Nodes>, metrics: M
     }
 }
 
-/// Looks at every other node, every tick.
+/// Looks at every other node, every tick; and sooner at those that have not answered yet. Who has just joined may not have heard yet
+/// that this node belongs too.
 pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
     let mut news = shared.members.watch();
-    let mut looks = Looks { shared, open: Vec::new(), busy: BTreeSet::new(), failures: BTreeMap::new() };
-    let mut has_looked = false;
+    let (open, busy) = (Vec::new(), BTreeSet::new());
+    let mut looks = Looks { shared, open, busy, failures: BTreeMap::new(), silent: BTreeMap::new() };
+    let (mut has_looked, mut round_at) = (false, now());
     loop {
         let members = Arc::clone(news.get());
         looks.failures.retain(|id, _| members.contains_key(id));
+        looks.silent.retain(|id, _| members.contains_key(id));
+        let is_round = round_at <= now();
         let round = async {
-            looks.round(&members).await;
+            looks.round(&members, is_round).await;
             // Nothing is planned before all is known the first time, as far as anybody says it in time.
             while !has_looked && !looks.open.is_empty() {
                 looks.go_on().await;
@@ -98,21 +105,25 @@ pub(super) async fn look(shared: Arc<Shared>, stop: Stop) {
             has_looked = true;
             looks.shared.hear(Heard::Round).await;
         }
-        // Soon after the start nobody knows anybody yet.
-        let tick = looks.shared.settings.load().tick;
-        let pause = if members.is_empty() { tick.min(ASKING) } else { tick };
-        let next = now() + pause;
+        if is_round {
+            // Soon after the start nobody knows anybody yet.
+            let tick = looks.shared.settings.load().tick;
+            round_at = now() + if members.is_empty() { tick.min(ASKING) } else { tick };
+        }
+        let looked = now();
         loop {
+            let soon = looks.silent.values().min().map_or(round_at, |pause| (looked + *pause).min(round_at));
             tokio::select! {
                 biased;
                 () = stop.requested() => return,
                 // Somebody new is looked at now: before that, it is given nothing.
                 () = news.changed() => {
                     news.get();
+                    round_at = now();
                     break;
                 }
                 () = looks.go_on(), if !looks.open.is_empty() => {}
-                () = tokio::time::sleep_until(next) => break,
+                () = tokio::time::sleep_until(soon) => break,
             }
         }
     }
@@ -125,20 +136,24 @@ struct Looks {
     busy: BTreeSet<NodeId>,
     /// How often each did not answer, since it last did.
     failures: BTreeMap<NodeId, u32>,
+    /// Those that have never answered, and how soon they are looked at again.
+    silent: BTreeMap<NodeId, Duration>,
 }
 
 impl Looks {
     /// Begins to look at each, one after the other: what one has told need not be asked of the next. Who takes long is overtaken.
-    async fn round(&mut self, members: &BTreeMap<NodeId, Member>) {
+    /// Between rounds only those are looked at that have never answered.
+    async fn round(&mut self, members: &BTreeMap<NodeId, Member>, is_round: bool) {
         for (id, member) in members {
             while self.open.len() >= AT_ONCE {
                 self.go_on().await;
             }
-            if *id == self.shared.me || !self.busy.insert(*id) {
+            let is_due = is_round || self.silent.contains_key(id);
+            if *id == self.shared.me || !is_due || !self.busy.insert(*id) {
                 continue;
             }
-            let look =
-                look_one(Arc::clone(&self.shared), *id, member.clone(), self.failures.get(id).copied());
+            let failed = self.failures.get(id).copied();
+            let look = look_one(Arc::clone(&self.shared), *id, member.clone(), failed, is_round);
             self.open.push(Box::pin(look));
             let patience = Deadline::after(OVERTAKEN);
             while self.busy.contains(id) {
@@ -151,19 +166,27 @@ impl Looks {
 
     /// Goes on with those that are under way until one is done.
     async fn go_on(&mut self) {
-        if let Some((id, failed)) = first(&mut self.open).await {
-            self.busy.remove(&id);
-            self.failures.insert(id, failed);
+        let Some((id, failed)) = first(&mut self.open).await else { return };
+        self.busy.remove(&id);
+        let is_first = self.failures.insert(id, failed).is_none();
+        if failed == 0 {
+            self.silent.remove(&id);
+        } else if is_first {
+            self.silent.insert(id, SOON);
+        } else if let Some(pause) = self.silent.get_mut(&id) {
+            *pause = (*pause * 2).min(self.shared.settings.load().tick);
         }
     }
 }
 
-/// Looks at a node that has not answered so often, or was never looked at; says how often it has not now.
+/// Looks at a node that has not answered so often, or was never looked at; says how often it has not now. Between rounds a
+/// silence does not count: who is looked at more often would be given up sooner.
 async fn look_one(
     shared: Arc<Shared>,
     id: NodeId,
     member: Member,
     failed: Option<u32>,
+    is_round: bool,
 ) -> Option<(NodeId, u32)> {
     match look_at(&shared, &member).await {
         Ok(flags) => {
@@ -183,6 +206,9 @@ async fn look_one(
             shared.counts.unlooked.add(1);
             tracing::debug!(node = %id, %error, "it does not answer");
             let is_first = failed.is_none();
+            if let (Some(failed), false) = (failed, is_round) {
+                return Some((id, failed));
+            }
             let failed = failed.unwrap_or(0) + 1;
             if failed == FAILURES {
                 shared.tell(KeepingEvent::Presence { node: id, is_up: false });

@@ -29,6 +29,9 @@ const PAGE: usize = 1000;
 /// How often what is known is summed up, and what is over is forgotten.
 const SUM_EVERY: Duration = Duration::from_secs(1);
 
+/// How soon it is summed up again if somebody asks.
+const SUM_AGAIN: Duration = Duration::from_millis(50);
+
 /// How often deletes are looked at that may be forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
@@ -44,6 +47,10 @@ pub(super) struct Planner {
     /// What is here, and since when: what came after another node was asked is not what it was compared with.
     mine: BTreeMap<ContentId, Duration>,
     seen: Seen,
+    /// The changes of claims that were taken in.
+    taken: u64,
+    /// Whether somebody wants to know how everything is doing now.
+    is_asked: bool,
     /// An urgent step that found no room.
     held_back: Option<Step>,
     /// Whether another step found none. Until a worker is done, only urgent ones are handed out: all the others would be weighed and
@@ -72,6 +79,8 @@ impl Planner {
             answered: BTreeMap::new(),
             mine: BTreeMap::new(),
             seen: Seen::default(),
+            taken: 0,
+            is_asked: false,
             held_back: None,
             is_full: false,
             has_looked: false,
@@ -108,6 +117,9 @@ impl Planner {
                         while let Some(heard) = inbox.try_recv() {
                             self.hear(heard);
                         }
+                        if std::mem::take(&mut self.is_asked) {
+                            sum_at = sum_at.min(now() + SUM_AGAIN);
+                        }
                     }
                     None => return,
                 },
@@ -138,6 +150,12 @@ impl Planner {
                         self.plan.set_settings(plan_settings(&new));
                         settings = new;
                     }
+                    // There is room when a worker has begun something, of which nobody hears.
+                    self.is_full = false;
+                    // What came, and what callers claimed who found the lane full and left no word.
+                    self.catch_up(&mut events).await;
+                    self.on_claims(Some(()));
+                    self.hand_out();
                     self.sum_up(rate.rate());
                 }
                 () = tokio::time::sleep_until(forget_at) => {
@@ -220,6 +238,7 @@ impl Planner {
                 }
             }
             Heard::Claims => self.on_claims(Some(())),
+            Heard::Asked => self.is_asked = true,
             Heard::Held { node, piece, holding } => {
                 self.seen.touch(piece);
                 self.plan.on_held(node, piece, holding);
@@ -287,13 +306,11 @@ impl Planner {
     /// Takes in what changed about claims, or everything.
     fn on_claims(&mut self, changed: Option<()>) {
         let book = self.shared.store.book();
-        let objects = match changed {
-            Some(()) => book.take_changed(),
-            None => {
-                book.take_changed();
-                book.objects(None, usize::MAX)
-            }
-        };
+        let (mut objects, taken) = book.take_changed();
+        if changed.is_none() {
+            objects = book.objects(None, usize::MAX);
+        }
+        self.taken = taken;
         for object in objects {
             let claimed = claimed(&self.shared.store, &object);
             let pieces: Vec<ContentId> = claimed.shards.iter().flatten().chain([&object]).copied().collect();
@@ -384,10 +401,6 @@ impl Planner {
     }
 
     fn sum_up(&mut self, bytes_per_second: u64) {
-        // There is room when a worker has begun something, of which nobody hears.
-        self.is_full = false;
-        // Callers who found the lane full left no word.
-        self.on_claims(Some(()));
         let is_draining = self.shared.is_draining();
         let known = self.nodes.get(&self.shared.me).map(|me| me.presence);
         if known.is_some_and(|known| (known == Presence::Draining) != is_draining) {
@@ -424,14 +437,16 @@ impl Planner {
         let answers = |id: &&NodeId| self.nodes.get(*id).is_some_and(|node| node.presence != Presence::Away);
         let untold = self.shared.nodes.untold().iter().filter(answers).count();
         let up = self.nodes.len() - away;
+        let members = self.shared.members.load();
         for (gauge, count) in self.shared.counts.nodes.iter().zip([up, away]) {
             gauge.set(count as f64);
         }
         self.shared.status.replace(KeepingStatus {
             objects,
+            unweighed: self.plan.weighing(),
             up,
             away,
-            has_looked: self.has_looked,
+            has_looked: self.has_looked && members.keys().all(|id| self.nodes.contains_key(id)),
             repairs: usize::try_from(self.shared.under_way.load(Ordering::Relaxed)).unwrap_or(usize::MAX),
             claims: book.count(),
             misplaced,
@@ -442,6 +457,9 @@ impl Planner {
             is_draining,
             nodes: self.node_statuses(),
         });
+        if self.plan.weighing() == 0 {
+            self.shared.counted.store(self.taken, Ordering::Release);
+        }
     }
 
     fn node_statuses(&self) -> Vec<NodeStatus> {

@@ -129,6 +129,7 @@ impl Builder {
             heard,
             events,
             status: Snapshot::new(KeepingStatus::default()),
+            counted: AtomicU64::new(0),
             owners,
             under_way: AtomicU64::new(0),
             draws: AtomicU64::new(seed.unwrap_or_else(|| fastrand::u64(..))),

@@ -65,11 +65,13 @@ pub struct NodeStatus {
 pub struct KeepingStatus {
     /// Objects by how they are doing.
     pub objects: BTreeMap<Health, usize>,
+    /// Objects about which something was heard that these numbers do not know yet: how those are doing was not looked at.
+    pub unweighed: usize,
     /// Nodes that answer, this one among them.
     pub up: usize,
     /// Nodes that do not.
     pub away: usize,
-    /// Whether every other node was looked at since the start.
+    /// Whether every other node was looked at since the start, or since it joined.
     pub has_looked: bool,
     /// Repairs that wait or are under way.
     pub repairs: usize,

@@ -13,6 +13,7 @@ use ron_core::{Deadline, Event as FeedEvent, NodeId, net::BoxFuture, sim::Fault}
 use ron_storage::{
     StorageError,
     claims::{Policy, RETENTION_MIN, Standing},
+    fetch::Finder,
     peers::{self, Decline, Offer, Rules},
     repair::{Ack, Health, KeepingEvent, KeepingSettings},
 };
@@ -479,4 +480,77 @@ async fn what_is_read_is_not_trimmed_meanwhile() {
     assert_eq!(world.holders(id).await.len(), 3);
     drop(reading);
     world.until(id, 2, MINUTE * 60).await;
+}
+
+/// A node that nobody has looked at was taken for one that may have whatever belongs on it: an object with one copy of two was as it
+/// should be as soon as somebody joined, and stayed so until long after that node answered.
+#[tokio::test(start_paused = true)]
+async fn who_joins_counts_for_nothing_before_it_was_seen_and_is_given_its_share_at_once() {
+    let mut world = World::with(2, KeepingSettings::default(), Vec::new()).await;
+    world.kill(1).await;
+    world.expel(1);
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(1000, 1), Policy::Copies(2), &owner, Ack::Local, soon());
+    let id = put.await.unwrap().id;
+    settle().await;
+    assert_eq!(world.node(0).keeping.status().objects[&Health::Urgent], 1);
+    world.admit(1);
+    // Longer than the host is not asked for, and than it takes to see that nobody answers.
+    for _ in 0..30 {
+        let status = world.node(0).keeping.status();
+        assert_eq!((status.objects[&Health::Met], status.fewest_copies), (0, Some(1)), "{status:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    world.revive(1).await;
+    world.until(id, 2, MINUTE / 2).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let status = world.node(0).keeping.status();
+    assert_eq!((status.objects[&Health::Met], status.fewest_copies), (1, Some(2)), "{status:?}");
+}
+
+/// Somebody who has not heard yet that an object is deleted asked for it in vain, and took that for a failure of those who had it.
+#[tokio::test(start_paused = true)]
+async fn what_was_just_deleted_elsewhere_is_not_found() {
+    let settings = KeepingSettings { tick: MINUTE * 10, ..KeepingSettings::default() };
+    let world = World::with(3, settings, Vec::new()).await;
+    settle().await;
+    let owner = identity(100);
+    let put = world.node(0).keeping.put(content(1000, 1), Policy::Copies(1), &owner, Ack::Copies(1), soon());
+    let id = put.await.unwrap().id;
+    // All have heard of it, and nobody hears anything more by itself for some minutes.
+    tokio::time::sleep(MINUTE * 11).await;
+    world.until(id, 1, MINUTE).await;
+    let holder = world.holders(id).await[0];
+    let retention = Duration::from_secs(RETENTION_MIN);
+    world.node(holder).keeping.delete(id, &owner, retention, soon()).await.unwrap();
+    world.until(id, 0, MINUTE).await;
+    let asking = world.node((holder + 1) % 3);
+    assert!(matches!(asking.store.standing(&id), Standing::Live(_)), "it has heard of it");
+    let made = asking.keeping.make(id, soon()).await;
+    assert!(matches!(made, Err(StorageError::NotFound { .. })), "{made:?}");
+    let asking = world.node((holder + 2) % 3);
+    let brought = asking.keeping.bring(id, soon()).await;
+    assert!(matches!(brought, Err(StorageError::NotFound { .. })), "{brought:?}");
+}
+
+/// What was put was not counted for up to a second, and then as what it should be before anybody had looked: who asked in between was
+/// told that all is well.
+#[tokio::test(start_paused = true)]
+async fn what_was_just_put_is_counted_or_said_not_to_be() {
+    let world = World::new(1).await;
+    settle().await;
+    let (owner, keeping) = (identity(100), &world.node(0).keeping);
+    for salt in 0..5 {
+        keeping.put(content(1000, salt), Policy::Copies(2), &owner, Ack::Local, soon()).await.unwrap();
+        let status = keeping.status();
+        assert!(status.unweighed > 0, "{status:?}");
+        let asked = Deadline::after(Duration::from_secs(2));
+        let status = keeping.status_now(asked).await;
+        let counted = (status.objects[&Health::Urgent], status.objects[&Health::Met], status.unweighed);
+        assert_eq!(counted, (salt as usize + 1, 0, 0), "{status:?}");
+        assert!(asked.remaining() > Duration::from_secs(1), "it took long");
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(keeping.status().unweighed, 0);
 }

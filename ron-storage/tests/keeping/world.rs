@@ -178,6 +178,12 @@ impl World {
         });
     }
 
+    /// The host says that a node keeps objects, too.
+    pub(crate) fn admit(&self, number: u8) {
+        let member = Member { peer: peer(number), zone: number.into(), weight: 100 };
+        self.members.update(|members| members.iter().cloned().chain([member.clone()]).collect());
+    }
+
     /// Damages every file of a large object on a node's disk.
     pub(crate) fn disk(&self, number: u8) -> &SimDisk {
         &self.disks[usize::from(number)]

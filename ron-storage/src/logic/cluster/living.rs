@@ -134,8 +134,35 @@ fn who_just_started_waits_for_those_it_has_not_seen() {
             }
             assert_eq!(plan.poll(SECOND), None, "{number} without {away}");
             assert_eq!(plan.count(Health::Lost), 0);
+            // It does not say either that everything is there.
+            for (object, claimed) in &cluster.claims {
+                let pieces = claimed.shards.iter().flatten().chain([object]);
+                let is_on_it =
+                    pieces.into_iter().any(|piece| cluster.ones[&name(away)].disk.contains_key(piece));
+                assert_eq!(plan.health(object) != Some(Health::Met), is_on_it, "{number} without {away}");
+            }
         }
     }
+}
+
+/// A node that was away, or that nobody had looked at, lacks something: that it is there now, and what it has, is news about all that
+/// is not as it should be.
+#[test]
+fn who_is_there_at_last_is_given_what_it_lacks_at_once() {
+    let (mut nodes, object) = (Cluster::new(2).nodes, content(3));
+    let mut plan = Plan::new(name(0), PlanSettings::default());
+    plan.on_nodes(&nodes[..1], SECOND);
+    let wanted = Wanted { copies: 2, len: LEN, ..Wanted::default() };
+    plan.on_claims(object, Claimed { standing: Standing::Live(wanted), shards: vec![] });
+    plan.on_held(name(0), object, Holding::Good);
+    assert_eq!((plan.poll(SECOND), plan.health(&object)), (None, Some(Health::Urgent)));
+    nodes[1].presence = Presence::Away;
+    plan.on_nodes(&nodes, SECOND);
+    assert_eq!((plan.poll(SECOND), plan.health(&object)), (None, Some(Health::Under)));
+    nodes[1].presence = Presence::Up;
+    plan.on_nodes(&nodes, SECOND * 2);
+    let step = plan.poll(SECOND * 2).unwrap();
+    assert_eq!((step.class, step.job), (Class::Urgent, Job::Copy { piece: object, to: name(1) }));
 }
 
 #[test]

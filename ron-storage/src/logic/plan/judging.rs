@@ -160,7 +160,8 @@ impl Plan {
         let targets = self.targets_for(object, thing, copies.into());
         let is_missing = |id: &&NodeId| !whole.safe.contains(id) && !self.is_unknown(id);
         let missing: Vec<_> = targets.iter().filter(is_missing).copied().collect();
-        let unknown = targets.iter().filter(|id| self.is_unknown(id)).count();
+        let may_have = |id: &&NodeId| self.is_unknown(id) && !whole.safe.contains(id);
+        let unknown = targets.iter().filter(may_have).count();
         let live = u8::try_from(whole.live).unwrap_or(u8::MAX);
         if whole.safe.len() + unknown < usize::from(copies) {
             // What is away counts as a copy until its grace is over, so this is urgent only afterwards.
@@ -181,7 +182,9 @@ impl Plan {
             }
             return verdict;
         }
-        let mut verdict = Verdict::of(Health::Met);
+        // What may be on a node that nobody has seen is not made again yet, and is not said to be there either.
+        let is_known = whole.safe.len() >= usize::from(copies);
+        let mut verdict = Verdict::of(if is_known { Health::Met } else { Health::Under });
         if !missing.is_empty() {
             if let Some(to) = missing.iter().find(|id| self.is_reachable(id) && self.is_steady(id)).copied() {
                 self.take_turn(thing, &whole.sources, now, &mut verdict, || {
