@@ -60,7 +60,7 @@ pub enum RegistryError {
     /// The approval was not signed by its signer.
     #[error("the approval does not hold")]
     BadApproval(#[source] SignatureError),
-    /// The store does not take anything now. Nothing was committed; retry after the pause.
+    /// The store takes or gives nothing now. Nothing was committed; retry after the pause.
     #[error("the store is away: {message}")]
     StorageBusy {
         /// What it said.
@@ -125,7 +125,7 @@ ron_core::refusals!(RegistryError {
     | RegistryError::Config(_) => ErrorKind::Caller,
     RegistryError::Store(error) => error.kind(),
     RegistryError::Untrusted { .. } => ErrorKind::Disk,
-});
+} retry { RegistryError::StorageBusy { retry_after, .. } => *retry_after });
 
 /// How long a full set of pending proposals is expected to stay so: people decide, not machines.
 const PENDING_RETRY: Duration = Duration::from_secs(1);
@@ -143,6 +143,9 @@ impl From<Refused> for RegistryError {
 impl From<StoreError> for RegistryError {
     fn from(error: StoreError) -> Self {
         match error {
+            StoreError::Busy { what, retry_after } => {
+                RegistryError::StorageBusy { message: format!("{what} is full"), retry_after }
+            }
             StoreError::Timeout { op } => RegistryError::Timeout { op },
             StoreError::Canceled => RegistryError::Canceled,
             StoreError::Pruned { first } => RegistryError::Lagging { first },

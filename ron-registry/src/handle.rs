@@ -497,7 +497,7 @@ impl Registry {
             return Ok(Vec::new());
         }
         let max = max.min(usize::try_from(left).unwrap_or(usize::MAX));
-        Ok(self.shared.store.read(from, max, deadline).await?)
+        self.shared.read(from, max, deadline).await
     }
 
     /// Proves that an entry is in the log: a file that anybody can check offline.

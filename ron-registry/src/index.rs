@@ -104,7 +104,7 @@ pub(crate) async fn versions_of(
     }
     let mut found = Vec::new();
     for version in shared.contents.candidates(&id) {
-        let read = match shared.store.read(version, 1, deadline).await.map_err(RegistryError::from) {
+        let read = match shared.read(version, 1, deadline).await {
             // Gone since.
             Err(RegistryError::Lagging { .. }) => continue,
             read => read?,

@@ -10,7 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Snapshot, Spawner};
+use ron_core::{
+    ContentId, Counter, Deadline, Feed, Gauge, LaneSpec, Lock, LockSpec, Metrics, Retry, RetryBudget,
+    Snapshot, Spawner, fastrand,
+};
 
 use crate::{
     RegistryError, Settings,
@@ -26,8 +29,8 @@ use crate::{
         tiles::{Prover, TILE_WIDTH, Tile, TileSource, Tree},
     },
     memo::Memo,
-    metrics::HEAD_VERSION,
-    store::{LogStore, StoredSnapshot},
+    metrics::{HEAD_VERSION, STORAGE_BACKOFF},
+    store::{LogStore, StoreError, StoredSnapshot},
 };
 
 pub(crate) const COMMITTED: LaneSpec = LaneSpec::feed("ron-registry", "committed", 1024)
@@ -162,6 +165,8 @@ pub(crate) struct Shared {
     pub(crate) spawner: Spawner,
     pub(crate) clock: Clock,
     pub(crate) opened: Opened,
+    /// Reads of the store are tried again while it is busy.
+    reads: Retry,
     head: Gauge,
 }
 
@@ -212,6 +217,8 @@ impl Shared {
         let Loaded { view, tree, marks, opened, .. } = loaded;
         let head = metrics.gauge(HEAD_VERSION);
         head.set(view.state.head().version as f64);
+        let reads = Retry::idempotent("read", &RetryBudget::default(), metrics)
+            .with_rng(fastrand::Rng::with_seed(clock.now()));
         Shared {
             decided: AtomicU64::new(view.state.head().version),
             view: Snapshot::new(view),
@@ -231,6 +238,7 @@ impl Shared {
             spawner,
             clock,
             opened,
+            reads,
             head,
         }
     }
@@ -242,6 +250,28 @@ impl Shared {
         // Before the first answer of a witness nobody knows what it has seen.
         let unseen = if self.is_witnessed { 0 } else { head };
         (*self.cosigned.load()).as_ref().map_or(unseen, |(size, _)| head.min(*size))
+    }
+
+    /// Entries as the store has them. What passes by itself, as that it is busy, is waited for within the deadline: three
+    /// tries, and no more of them than a tenth of all reads, so that a store which is overloaded is not asked three times as
+    /// much for it.
+    pub(crate) async fn read(
+        &self,
+        from: u64,
+        max: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Bytes>, RegistryError> {
+        let read = self.reads.run(deadline, || self.store.read(from, max, deadline)).await;
+        match &read {
+            Ok(_) | Err(StoreError::Pruned { .. } | StoreError::Canceled) => {}
+            Err(error) => {
+                self.metrics.tally(STORAGE_BACKOFF, "read").add(1);
+                if matches!(error, StoreError::Timeout { .. }) {
+                    self.metrics.tally(Counter::IoTimeouts, "read").add(1);
+                }
+            }
+        }
+        Ok(read?)
     }
 
     pub(crate) fn prove_consistency(

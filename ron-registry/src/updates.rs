@@ -77,7 +77,7 @@ impl Updates {
     }
 
     async fn read(&mut self) -> Result<(), RegistryError> {
-        let entries = self.shared.store.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
+        let entries = self.shared.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
         let head = self.head();
         let untrusted = |version, what: &dyn fmt::Display| RegistryError::Untrusted {
             message: format!("version {version}: {what}"),

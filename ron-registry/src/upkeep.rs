@@ -267,7 +267,7 @@ impl Replay {
     /// Goes on through at least one and at most `max` entries. What fails leaves it where it was, or at the entry before.
     async fn step(&mut self, shared: &Shared, max: usize) -> Result<(), RegistryError> {
         let from = self.state.head().version + 1;
-        let entries = shared.store.read(from, max, Deadline::after(STEP)).await?;
+        let entries = shared.read(from, max, Deadline::after(STEP)).await?;
         if entries.is_empty() {
             return Err(RegistryError::Untrusted { message: format!("version {from} is not there") });
         }

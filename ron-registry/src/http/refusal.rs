@@ -40,8 +40,12 @@ pub(super) fn problem(error: RegistryError) -> Problem {
         // What the store said is for its owner.
         RegistryError::StorageBusy { retry_after, .. } => {
             tracing::warn!(words, "refused");
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "storage_busy", "the store takes nothing now")
-                .retry_after(retry_after)
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "storage_busy",
+                "the store takes or gives nothing now",
+            )
+            .retry_after(retry_after)
         }
         other => Problem::from(other),
     }

@@ -464,6 +464,45 @@ async fn a_store_that_stalls_is_said_and_found_again() {
     host.shutdown().await;
 }
 
+/// A store that is busy for a moment. Readers used to be refused at its first word, with an error that says to retry and
+/// not when; now they are asked to only if it stays so, and are told the pause.
+#[tokio::test(start_paused = true)]
+async fn readers_get_over_a_store_that_is_busy_for_a_moment() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    // The verifier reads as well, and is not what this is about.
+    let settings = Settings { verify_interval: DAY, ..Settings::default() };
+    let builder = Registry::builder(ORIGIN, LOG_KEY).settings(settings).clock(clock()).metrics(metrics);
+    let registry = builder.start(store.clone(), &host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    store.be(Oddity::BusyReads(2));
+    assert_eq!(registry.entry(1, soon()).await.unwrap().version(), 1);
+    let retries = "ron_registry_backoff_retries_total{op=\"read\"}";
+    assert_eq!(scraped(&scrape, retries), format!("{retries} 2"));
+    // Updates, and what content was bound as, read the same way.
+    store.be(Oddity::BusyReads(2));
+    assert_eq!(registry.updates(1).next().await.unwrap().unwrap().version, 1);
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    store.be(Oddity::BusyReads(2));
+    assert_eq!(registry.versions_of(ContentId::of(b"x"), soon()).await.unwrap(), [2]);
+    // Three tries are enough.
+    store.be(Oddity::BusyReads(3));
+    let busy = registry.entry(1, soon()).await.unwrap_err();
+    assert!(matches!(busy, RegistryError::StorageBusy { .. }), "{busy:?}");
+    assert_eq!(busy.retry_after(), Some(Duration::from_millis(1)));
+    let backoff = "ron_registry_storage_backoff_total{op=\"read\"}";
+    assert_eq!(scraped(&scrape, backoff), format!("{backoff} 1"));
+    // What does not end is told in time.
+    store.be(Oddity::Stuck);
+    let late = registry.entry(1, Deadline::after(Duration::from_secs(1))).await.unwrap_err();
+    assert!(matches!(late, RegistryError::Timeout { .. }), "{late:?}");
+    let timeouts = "ron_registry_io_timeouts_total{op=\"read\"}";
+    assert_eq!(scraped(&scrape, timeouts), format!("{timeouts} 1"));
+    host.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_full_store_refuses_and_goes_on_when_there_is_room() {
     let host = host();

@@ -153,6 +153,8 @@ pub(crate) enum Oddity {
     Empty,
     /// Reads fail.
     Away,
+    /// So many reads find it busy.
+    BusyReads(u64),
     /// Reads do not come to an end.
     Stuck,
     /// Appends panic.
@@ -231,6 +233,10 @@ impl LogStore for Odd {
             let mut entries = match self.is() {
                 Oddity::Empty => Ok(Vec::new()),
                 Oddity::Away | Oddity::Lost => Err(StoreError::Failed { message: "away".into() }),
+                Oddity::BusyReads(left) if left > 0 => {
+                    self.be(Oddity::BusyReads(left - 1));
+                    Err(StoreError::Busy { what: "store", retry_after: Duration::from_millis(1) })
+                }
                 Oddity::Stuck => {
                     deadline.limit("read", std::future::pending()).await.map_err(StoreError::from)
                 }
