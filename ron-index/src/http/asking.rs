@@ -137,3 +137,30 @@ pub(super) fn limit_and_explain(request: &Request) -> Result<(usize, bool), Prob
     let query = Query::of(request, &["limit", "explain"])?;
     Ok((query.limit("limit", LIMIT_DEFAULT, PROVIDERS_LIMIT)?, query.flag("explain")?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The path is read by hand where the router used to do it, so it must be read the same.
+    #[test]
+    fn keys_are_read_out_of_paths_as_the_router_reads_them() {
+        let read = |rest: &str| key_in(rest).map(|key| key.to_string()).map_err(|problem| problem.status());
+        for (rest, key) in [
+            ("site/a", "site/a"),
+            ("site%2Fa", "site/a"),
+            ("site%2fa", "site/a"),
+            ("100%25", "100%"),
+            ("100%", "100%"),
+            ("a%zz", "a%zz"),
+            ("a%2", "a%2"),
+        ] {
+            assert_eq!(read(rest), Ok(key.to_owned()), "{rest}");
+        }
+        for rest in ["", "a%20b", "a%ff", "a%00", "b3:12", "b3%3A12"] {
+            assert_eq!(read(rest), Err(StatusCode::BAD_REQUEST), "{rest}");
+        }
+        let id = format!("b3:{}", "0a".repeat(32));
+        assert_eq!(read(&id.replace(':', "%3A")), Ok(id));
+    }
+}
