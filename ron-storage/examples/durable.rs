@@ -7,7 +7,7 @@
 //! disks and network are maps. A transfer takes what its bytes take at the pace, one at a time for each node: that repairs keep to
 //! it is what the program does here, and what tests of the pacer and of pushes show of the crate. An object is
 //! acknowledged when two nodes have all of it or nine have a shard each. Bytes of transfers that failed count as moved. It says whether anything acknowledged was lost, whether everything is back where it belongs, and
-//! how many bytes that took compared with the least that could have. Then it kills more than the policies survive, and holds
+//! how many bytes that took compared with the least that could have, and the hash of all that happened: one seed has one. Then it kills more than the policies survive, and holds
 //! what the planners report against what arithmetic says.
 //!
 //! ```sh
@@ -115,6 +115,8 @@ struct World {
     least: u64,
     least_moves: u64,
     counts: BTreeMap<&'static str, u64>,
+    /// Everything that happened, and when: the same for the same seed.
+    trace: blake3::Hasher,
 }
 
 impl World {
@@ -167,6 +169,7 @@ impl World {
             least: 0,
             least_moves: 0,
             counts: BTreeMap::new(),
+            trace: blake3::Hasher::new(),
         };
         for at in 0..count {
             world.tell_nodes(at);
@@ -759,6 +762,7 @@ impl World {
             }
             let Some(Reverse((at, _, what))) = self.queue.pop() else { break };
             self.now = at;
+            self.trace.update(format!("{at:?} {what:?} {}", self.log.len()).as_bytes());
             let polls = match &what {
                 What::Done(at, _) | What::Tick(at) => Some(*at),
                 _ => None,
@@ -901,5 +905,6 @@ fn main() {
     let expected: BTreeSet<ContentId> = live.filter(|object| !world.is_whole(object)).collect();
     world.run_until(world.now + SECOND * 3600 * 3, true);
     println!("  {} disks at once: {} lost, {} reported", killed.len(), expected.len(), world.lost.len());
+    println!("  all that happened: {}", world.trace.finalize().to_hex());
     assert_eq!(world.lost, expected, "what is reported is not what is lost");
 }
