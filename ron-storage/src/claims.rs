@@ -59,6 +59,9 @@ const SLACK_BYTES: u64 = 3 * SEGMENT_BYTES as u64;
 /// Claims that are written at once when everything is.
 const PIECE: usize = 1024;
 
+/// Manifests of an object that are remembered though no claim names them any more: some of their shards may be here.
+const PAST_MAX: usize = 8;
+
 /// What opening may take: a million claims take a second.
 const OPENING: Duration = Duration::from_secs(600);
 
@@ -121,29 +124,39 @@ impl State {
         record_bytes(10 + claim.encoded().len() + manifest) as u64
     }
 
-    /// Forgets the manifests of an object that no claim names any more. Their shards are nobody's then, unless the object is
-    /// deleted: whoever has some must still hear that.
+    /// Forgets manifests of an object that no claim names any more: all if nothing is said about it, and none if it is deleted, since
+    /// whoever has shards of it must still hear that. Of one that lives, a few are remembered, so that their shards go from here.
     fn let_go(&mut self, object: &ContentId) {
-        if self.claims.standing(object) == Standing::Deleted {
-            return;
-        }
+        let few = match self.claims.standing(object) {
+            Standing::Deleted => return,
+            Standing::Live(_) => PAST_MAX,
+            Standing::Unclaimed => 0,
+        };
+        let past = self.past(object);
+        let beyond = past.len().saturating_sub(few);
+        past[..beyond].iter().for_each(|id| self.forget_manifest(object, id));
+    }
+
+    /// The manifests of an object that no claim names any more.
+    fn past(&self, object: &ContentId) -> Vec<ContentId> {
         let known = self.cut.get(object).into_iter().flatten();
-        let unnamed: Vec<ContentId> = known.filter(|id| !self.claims.wants_manifest(id)).copied().collect();
-        for id in unnamed {
-            let Some(manifest) = self.manifests.remove(&id) else { continue };
-            for shard in &manifest.shards {
-                if let Some(named) = self.shards.get_mut(shard) {
-                    named.remove(&id);
-                    if named.is_empty() {
-                        self.shards.remove(shard);
-                    }
+        known.filter(|id| !self.claims.wants_manifest(id)).copied().collect()
+    }
+
+    fn forget_manifest(&mut self, object: &ContentId, id: &ContentId) {
+        let Some(manifest) = self.manifests.remove(id) else { return };
+        for shard in &manifest.shards {
+            if let Some(named) = self.shards.get_mut(shard) {
+                named.remove(id);
+                if named.is_empty() {
+                    self.shards.remove(shard);
                 }
             }
-            if let Some(known) = self.cut.get_mut(object) {
-                known.remove(&id);
-                if known.is_empty() {
-                    self.cut.remove(object);
-                }
+        }
+        if let Some(known) = self.cut.get_mut(object) {
+            known.remove(id);
+            if known.is_empty() {
+                self.cut.remove(object);
             }
         }
     }
@@ -370,6 +383,42 @@ impl Book {
             Standing::Unclaimed | Standing::Deleted => {
                 let known = state.cut.get(object).into_iter().flatten();
                 known.filter_map(|id| state.manifests.get(id).cloned()).collect()
+            }
+        }
+    }
+
+    /// Pieces of an object by manifests that no claim names any more, and those manifests.
+    pub(crate) fn left_of(&self, object: &ContentId) -> Vec<ContentId> {
+        let state = self.state.lock();
+        let pieces = |id: ContentId| {
+            let shards = state.manifests.get(&id).map(|manifest| manifest.shards.clone());
+            shards.unwrap_or_default().into_iter().chain([id])
+        };
+        state.past(object).into_iter().flat_map(pieces).collect()
+    }
+
+    /// A piece came here. If it is one by a manifest that no claim names any more, the object that it is of is looked at again.
+    pub(crate) fn on_piece(&self, piece: &ContentId) {
+        let mut state = self.state.lock();
+        let State { claims, manifests, shards, changed, .. } = &mut *state;
+        let named = shards.get(piece).into_iter().flatten().chain([piece]);
+        let past = named.filter(|id| !claims.wants_manifest(id)).filter_map(|id| manifests.get(id));
+        changed.extend(past.map(|manifest| manifest.object));
+    }
+
+    /// Forgets manifests that no claim names any more, of objects that live, if nothing by them is here.
+    pub(crate) fn forget_past(&self, is_here: impl Fn(&ContentId) -> bool) {
+        let mut state = self.state.lock();
+        let cut: Vec<ContentId> = state.cut.keys().copied().collect();
+        for object in cut {
+            if state.claims.standing(&object) == Standing::Deleted {
+                continue;
+            }
+            for id in state.past(&object) {
+                let shards = state.manifests.get(&id).into_iter().flat_map(|manifest| &manifest.shards);
+                if !shards.chain([&id]).any(&is_here) {
+                    state.forget_manifest(&object, &id);
+                }
             }
         }
     }

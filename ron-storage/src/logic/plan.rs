@@ -263,7 +263,7 @@ struct Known {
 #[derive(Debug, Clone)]
 struct Thing {
     claimed: Claimed,
-    /// Shards of codings that are no longer wanted and that are still here.
+    /// Shards of codings that are no longer wanted, and manifests, that are still here.
     old: Vec<ContentId>,
     /// Whole copies, as its policy counts them, if it wants any.
     copies: Option<usize>,
@@ -524,6 +524,21 @@ impl Plan {
             }
         }
         self.dirty.insert(object);
+    }
+
+    /// Takes in pieces that are here, are of an object, and are nothing that its claims want: shards of codings before, and manifests.
+    /// They go when the object is what it should be, or deleted.
+    pub fn on_left(&mut self, object: &ContentId, pieces: &[ContentId]) {
+        let Some(thing) = self.things.get_mut(object) else { return };
+        for piece in pieces {
+            let is_wanted =
+                piece == object || thing.claimed.shards.iter().flatten().any(|shard| shard == piece);
+            if !is_wanted && !thing.old.contains(piece) {
+                thing.old.push(*piece);
+                self.pieces.entry(*piece).or_default().belongs_to(*object);
+                self.dirty.insert(*object);
+            }
+        }
     }
 
     fn forget(&mut self, object: &ContentId) {

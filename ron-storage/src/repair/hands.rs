@@ -352,7 +352,11 @@ async fn trim(
     if provers.is_empty() {
         return Err(Trouble::Refused("nobody proves anything"));
     }
-    let _going = Going::extra(shared, piece)?;
+    // What was promised about a piece that nobody wants any more was about another policy: what is proven now is instead of it.
+    let _going = match shared.store.book().wants(&piece) {
+        true => Going::extra(shared, piece)?,
+        false => Going::unwanted(shared, piece)?,
+    };
     trim_promised(shared, object, piece, provers, deadline).await
 }
 
@@ -417,6 +421,15 @@ fn check_premise(
     let is_cut = wanted.copies == 0 && !wanted.codings.is_empty();
     if piece == object && !is_cut && copies < usize::from(wanted.copies).max(1) {
         return Err("its copies are wanted");
+    }
+    // One that nobody proves goes because nobody wants it, and what is proven is what is wanted instead.
+    let book = shared.store.book();
+    let is_proven = piece == object || provers.iter().any(|(proved, _)| *proved == piece);
+    if !is_proven && book.wants(&piece) {
+        return Err("it is wanted again");
+    }
+    if !provers.iter().all(|(proved, _)| book.wants(proved)) {
+        return Err("what was proven is not wanted any more");
     }
     Ok(())
 }

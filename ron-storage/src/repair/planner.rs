@@ -313,8 +313,12 @@ impl Planner {
         self.taken = taken;
         for object in objects {
             let claimed = claimed(&self.shared.store, &object);
-            let pieces: Vec<ContentId> = claimed.shards.iter().flatten().chain([&object]).copied().collect();
+            let mut left = book.left_of(&object);
+            left.retain(|piece| self.mine.contains_key(piece));
+            let pieces: BTreeSet<ContentId> =
+                claimed.shards.iter().flatten().chain([&object]).chain(&left).copied().collect();
             self.plan.on_claims(object, claimed);
+            self.plan.on_left(&object, &left);
             for piece in pieces {
                 // Who else has it is not known before something is said about it.
                 self.seen.touch(piece);
@@ -340,6 +344,7 @@ impl Planner {
         };
         self.on_mine(piece, holding);
         if holding == Holding::Good {
+            self.shared.store.book().on_piece(&piece);
             self.plan.on_put(&piece, self.shared.now());
         }
     }
@@ -487,6 +492,7 @@ impl Planner {
 
     fn forget(&mut self) {
         let plan = &self.plan;
+        self.shared.store.book().forget_past(|piece| self.mine.contains_key(piece));
         // Who was not seen since this node was started may come back with anything.
         if plan.has_unseen() {
             return;

@@ -130,6 +130,8 @@ impl Policy for Telling {
                 Some((known, _)) if known.word.is_tombstone() && known.version >= version => {
                     is_deleted = true
                 }
+                // A shard of a policy that is over: whoever offers it has not heard of the next.
+                Some((known, _)) if known.version > version && !book.wants(&offer.id) => is_deleted = true,
                 _ => return Ok(()),
             }
         }

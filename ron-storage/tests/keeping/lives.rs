@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Event as FeedEvent, NodeId, net::BoxFuture, sim::Fault};
+use ron_core::{ContentId, Deadline, Event as FeedEvent, NodeId, net::BoxFuture, sim::Fault};
 use ron_storage::{
     StorageError,
     claims::{Policy, RETENTION_MIN, Standing},
@@ -553,4 +553,59 @@ async fn what_was_just_put_is_counted_or_said_not_to_be() {
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(keeping.status().unweighed, 0);
+}
+
+/// Everything that is on any node.
+async fn pieces(world: &World) -> Vec<(usize, ContentId)> {
+    let mut all = Vec::new();
+    for (number, node) in world.nodes.iter().enumerate() {
+        let Some(node) = node else { continue };
+        let page = node.store.list(None, 1000, soon()).await.unwrap();
+        all.extend(page.objects.iter().map(|stat| (number, stat.id)));
+    }
+    all
+}
+
+/// Waits until there are so many pieces in all, for so long at most.
+async fn until_pieces(world: &World, count: usize, at_most: Duration) {
+    let end = Deadline::after(at_most);
+    loop {
+        let all = pieces(world).await;
+        if all.len() == count {
+            return;
+        }
+        assert!(!end.has_passed(), "{} pieces are left, and {count} should be: {all:?}", all.len());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// The manifest of an object in shards stayed when that was deleted, and its shards did if the policy had changed before and a node was
+/// started again in between.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_left_of_policies_that_are_over_and_of_what_is_deleted() {
+    let mut world = World::new(4).await;
+    settle().await;
+    let (owner, whole) = (identity(100), content(100_000, 9));
+    let put = |data, parity| (Policy::Erasure { data, parity }, data + parity);
+    let placed = world.node(0).keeping.put(whole.clone(), put(2, 1).0, &owner, Ack::Copies(2), soon()).await;
+    let id = placed.unwrap().id;
+    let retention = Duration::from_secs(RETENTION_MIN);
+    settle().await;
+    for (number, (policy, shards)) in [put(2, 2), put(6, 3), put(3, 1), put(2, 2)].into_iter().enumerate() {
+        let node = (number % 3) as u8;
+        world.node(node).keeping.set_policy(id, policy, &owner, soon()).await.unwrap();
+        // Also a node that is started again before anything went from it knows what has to.
+        world.kill(node).await;
+        world.revive(node).await;
+        assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
+        if number == 3 {
+            // Its manifest is on the nodes where that was said.
+            until_pieces(&world, usize::from(shards) + 1, MINUTE * 6).await;
+        } else {
+            settle().await;
+        }
+    }
+    assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
+    world.node(2).keeping.delete(id, &owner, retention, soon()).await.unwrap();
+    until_pieces(&world, 0, MINUTE * 3).await;
 }

@@ -508,6 +508,36 @@ fn shards_of_a_policy_that_is_over_go() {
     assert!(cluster.ones.values().all(|one| before.iter().all(|shard| !one.plan.is_known(shard))));
 }
 
+/// A node that was started again has not seen how the policy changed, and is told what is left here of the one before.
+#[test]
+fn what_is_left_of_a_policy_goes_when_the_next_is_met_and_not_before() {
+    let mut cluster = Cluster::new(5);
+    let (object, other) = (cluster.put_shards(1, 0, 2, 1), cluster.put_shards(2, 0, 2, 1));
+    let left = [ContentId::of(b"old shard"), ContentId::of(b"old manifest"), ContentId::of(b"shared")];
+    let mut shards = cluster.claims[&other].shards.clone();
+    shards[0].push(left[2]);
+    let Standing::Live(mut wanted) = cluster.claims[&other].standing.clone() else { panic!("it lives") };
+    wanted.codings[0].parity = 2;
+    cluster.claim(other, Standing::Live(wanted), shards);
+    for piece in left {
+        cluster.tell(name(0), piece, Holding::Good);
+        let one = &mut cluster.ones.get_mut(&name(0)).unwrap().plan;
+        one.on_left(&object, &[piece]);
+        one.on_held(name(0), piece, Holding::Good);
+    }
+    let is_over = |cluster: &Cluster| left.map(|piece| !cluster.ones[&name(0)].disk.contains_key(&piece));
+    cluster.tell(name(0), object, Holding::Bad);
+    let up = cluster.ones.get_mut(&name(0)).unwrap().plan.poll(SECOND).map(|step| step.object);
+    assert_ne!(up, Some(object), "nothing is left of it");
+    assert_eq!(is_over(&cluster), [false; 3]);
+    cluster.ones.get_mut(&name(0)).unwrap().plan.on_done(other, Outcome::Failed, SECOND);
+    cluster.tell(name(0), object, Holding::Good);
+    cluster.settle();
+    cluster.check_settled();
+    assert_eq!(is_over(&cluster), [true, true, cluster.holders(&left[2]) != [name(0)]]);
+    assert_eq!(cluster.holders(&left[2]).len(), 1, "the other object wants it");
+}
+
 /// A piece that went bad where it does not belong any more was replaced elsewhere, and stayed there for ever.
 #[test]
 fn what_is_bad_and_does_not_belong_here_goes() {

@@ -97,17 +97,19 @@ impl Plan {
         let is_extra = wanted.copies == 0 && !wanted.codings.is_empty() && !wanted.is_pinned;
         let is_settled = health == Health::Met && step.is_none();
         if is_extra && is_settled && self.lies_here(object) {
-            if let Some(provers) = self.provers(thing) {
+            if let Some(provers) = self.provers(object, thing) {
                 step = Some((Class::Trim, 0, Job::Trim { piece: *object, provers }));
             }
         } else if is_settled && !wanted.is_pinned {
-            // Shards of a coding that nobody wants any more go when what is wanted instead is there.
+            // Shards of a coding that nobody wants any more go when what is wanted instead is there. What another object that
+            // lives has to do with stays.
             let is_mine = |piece: &&ContentId| {
+                let is_ours = |of: &ContentId| of == object || !self.lives(of);
                 let known = self.pieces.get(piece);
-                known.is_some_and(|known| known.on(&self.me).is_some() && known.of == [*object])
+                known.is_some_and(|known| known.on(&self.me).is_some() && known.of.iter().all(is_ours))
             };
             let provers = || match wanted.copies {
-                0 => self.provers(thing),
+                0 => self.provers(object, thing),
                 copies => {
                     let targets = belongs(copies.into());
                     let proves = |id: &NodeId| {
@@ -129,9 +131,15 @@ impl Plan {
         Verdict { health, step, wake }
     }
 
-    /// For each shard that is not here, a node that has it, is there, and counts. Its own shards a node keeps, since an object
-    /// has one job at a time.
-    fn provers(&self, thing: &Thing) -> Option<Vec<(ContentId, NodeId)>> {
+    /// For each shard that is not here, a node that has it, is there, and counts: the one that keeps it, and else any. Whoever promises
+    /// to keep one that it has too many would have it for as long. Its own shards a node keeps, since an object has one job at a time.
+    fn provers(&self, object: &ContentId, thing: &Thing) -> Option<Vec<(ContentId, NodeId)>> {
+        let mut homes: BTreeSet<(ContentId, NodeId)> = BTreeSet::new();
+        for shards in &thing.claimed.shards {
+            let looks: Vec<Look> = shards.iter().map(|shard| self.look(shard)).collect();
+            let (found, _) = self.homes(&looks, &self.targets_for(object, thing, shards.len()));
+            homes.extend(shards.iter().zip(found).filter_map(|(shard, home)| Some((*shard, home?))));
+        }
         let others = thing.claimed.shards.iter().flatten();
         let others: BTreeSet<_> =
             others.filter(|shard| !self.look(shard).safe.contains(&self.me)).copied().collect();
@@ -143,7 +151,7 @@ impl Plan {
             holders
                 .filter(|(id, held)| *held == Holding::Good && proves(id))
                 .map(|(id, _)| (*piece, *id))
-                .min()
+                .min_by_key(|prover| (!homes.contains(prover), *prover))
         };
         let provers: Option<Vec<_>> = others.iter().map(prover).collect();
         provers.filter(|provers| !provers.is_empty())
