@@ -56,7 +56,7 @@ impl AskError {
     /// What the process ends with.
     pub(crate) fn code(&self) -> u8 {
         match self {
-            AskError::Address { .. } => 1,
+            AskError::Address { .. } => 2,
             AskError::Refused { status: 404, .. } => 3,
             AskError::Refused { status: 401 | 403, .. } => 4,
             AskError::Unreachable { .. } | AskError::Broken(_) | AskError::Timeout(_) => 5,
