@@ -356,10 +356,14 @@ pub(crate) async fn run(
             );
         }
         println!(
-            "the log {} on http://{addr}/registry/head ({} entries{}); refd registry init begins one",
+            "the log {} on http://{addr}/registry/head ({} entries); {}",
             node.registry.origin(),
             node.registry.head().version,
-            if node.registry.follows() { ", followed" } else { "" },
+            match (node.registry.follows(), node.registry.head().version) {
+                (true, _) => "it follows another node, which is where to propose",
+                (false, 0) => "refd registry init begins it",
+                (false, _) => "refd registry log lists them",
+            },
         );
         println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
     }

@@ -1,4 +1,4 @@
-//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`: a person or a script asks a running node for its objects.
+//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`, `gc`, `scrub`: a person or a script asks a running node for its objects.
 //!
 //! What a script reads is on standard output and nothing else is; what people read, progress and errors, is on standard
 //! error. Whatever is fetched was verified against its name here, whoever sent it.
@@ -15,7 +15,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use clap::{Args, Subcommand};
 use futures_core::Stream;
-use ron_core::{ContentId, Deadline};
+use ron_core::{
+    ContentId, Deadline,
+    net::{Contact, ContactError},
+};
 use ron_storage::client::{Client, ClientError, PutOptions, RemoteStat};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
@@ -24,8 +27,7 @@ use crate::{
     ask::{AskError, Node},
     config::{Config, Flags},
     progress::Progress,
-    registry::Absent,
-    repair::{Alone, Wish},
+    repair::Wish,
     tree::{self, Entry, Seen, Tree, TreeError},
 };
 
@@ -35,11 +37,61 @@ Exit codes:
   0  done
   1  failed
   2  the arguments are wrong
-  3  there is no such object, entry or proposal there
-  4  not allowed: no token, or not the right one
+  3  there is no such object, name, entry, proposal or node there
+  4  not allowed: no token or not the right one, or a key that does not decide there
   5  the node cannot be reached, or does not answer in time
-  6  the node is busy or full; try later
-  7  what came is not what its name says, or is no answer of such a node";
+  6  not yet: the node is busy or full, or fewer approve or have it than it takes
+  7  what came is not what its name says, or is no answer of such a node
+  8  the settings on this machine are wrong";
+
+/// An end that is no failure of what was asked, with the code that says so.
+#[derive(Debug, thiserror::Error)]
+#[error("{words}")]
+pub(crate) struct Ends {
+    code: u8,
+    words: String,
+}
+
+impl Ends {
+    /// What was given cannot be meant.
+    pub(crate) fn wrong(words: String) -> Self {
+        Ends { code: 2, words }
+    }
+
+    /// It is not there.
+    pub(crate) fn absent(words: String) -> Self {
+        Ends { code: 3, words }
+    }
+
+    /// It may be there later.
+    pub(crate) fn not_yet(words: String) -> Self {
+        Ends { code: 6, words }
+    }
+
+    /// It is there, and damaged.
+    fn damaged(words: String) -> Self {
+        Ends { code: 7, words }
+    }
+}
+
+/// An id as people paste it: `b3:...` or a CID.
+pub(crate) fn content_id(text: &str) -> Result<ContentId, String> {
+    ContentId::parse_any(text).map_err(|error| match text.strip_prefix("b3:") {
+        Some(_) => format!("an id is `b3:` and 64 hex digits: {error}"),
+        None if format!("b3:{text}").parse::<ContentId>().is_ok() => format!("`b3:` is missing: b3:{text}"),
+        None => "neither `b3:` and 64 hex digits nor a CID; what a name stands for: refd registry get NAME"
+            .to_owned(),
+    })
+}
+
+/// A node that can be dialled, as it is written.
+fn contact(text: &str) -> Result<String, String> {
+    let contact: Contact = text.parse().map_err(|error: ContactError| error.to_string())?;
+    match contact.addrs.is_empty() {
+        true => Err("it has no address: NODE_ID@IP:PORT".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
 
 /// Bytes read from a file at a time: a few groups, so that both sides stay busy.
 const READ_BYTES: usize = 256 << 10;
@@ -123,6 +175,11 @@ impl Target {
         Ok(self.node_asked()?.ask(method, path, body, self.deadline()).await?)
     }
 
+    /// Asks for something that takes as long as reading everything does.
+    async fn long(&self, path: &str) -> Result<serde_json::Value, Box<dyn Error>> {
+        Ok(self.node_asked()?.ask("POST", path, Bytes::new(), Deadline::after(TRANSFER_MAX)).await?)
+    }
+
     /// The index of the node.
     pub(crate) fn index(&self) -> Result<ron_index::client::Client, Box<dyn Error>> {
         let (node, _) = self.node()?;
@@ -134,6 +191,17 @@ impl Target {
         let flags = Flags::in_dir(self.data_dir.clone());
         let config = Config::load(self.config.as_deref(), crate::config::layers::variables(), flags)?;
         let node = self.node.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
+        if node.starts_with("https://") {
+            let words = format!(
+                "--node {node}: a node speaks plain http only; for TLS ask through a proxy or a tunnel here"
+            );
+            return Err(Ends::wrong(words).into());
+        }
+        if !node.starts_with("http://") {
+            let words =
+                format!("--node {node:?} is not the address of a node: it is like http://127.0.0.1:4711");
+            return Err(Ends::wrong(words).into());
+        }
         let named = || std::env::var_os("REFD_TOKEN_FILE").map(PathBuf::from);
         let (path, is_asked_for) = match self.token_file.clone().or_else(named) {
             Some(path) => (path, true),
@@ -176,15 +244,15 @@ pub(crate) enum Request {
         /// Where to put it. What was fetched of it before is kept in FILE.part, and fetching goes on from there.
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// The list of a directory as it is, and not the directory.
-        #[arg(long, requires = "output")]
+        /// The list of a directory as it is, and not the directory; without --output it is so anyway.
+        #[arg(long)]
         raw: bool,
         /// Only these bytes, as in 0-99 or 100-; not into a file that may be continued.
         #[arg(long, value_name = "FIRST-LAST", value_parser = range, conflicts_with = "output")]
         range: Option<(u64, Option<u64>)>,
         /// A node that has it. The node that is asked brings it from there if it does not have it; without this, from
         /// whoever the DHT says provides it.
-        #[arg(long, value_name = "NODE_ID@IP:PORT")]
+        #[arg(long, value_name = "NODE_ID@IP:PORT", value_parser = contact)]
         from: Option<String>,
         #[command(flatten)]
         target: Target,
@@ -193,7 +261,7 @@ pub(crate) enum Request {
     #[command(after_help = CODES)]
     Stat {
         /// Its id.
-        #[arg(value_parser = ContentId::parse_any)]
+        #[arg(value_parser = content_id)]
         id: ContentId,
         #[command(flatten)]
         target: Target,
@@ -202,7 +270,7 @@ pub(crate) enum Request {
     #[command(after_help = CODES)]
     Ls {
         /// Goes on behind this id.
-        #[arg(long, value_name = "ID", value_parser = ContentId::parse_any)]
+        #[arg(long, value_name = "ID", value_parser = content_id)]
         after: Option<ContentId>,
         /// Stops after so many.
         #[arg(long, value_name = "COUNT")]
@@ -214,7 +282,7 @@ pub(crate) enum Request {
     #[command(after_help = CODES)]
     Rm {
         /// Their ids.
-        #[arg(required = true, value_parser = ContentId::parse_any)]
+        #[arg(required = true, value_parser = content_id)]
         ids: Vec<ContentId>,
         #[command(flatten)]
         target: Target,
@@ -223,7 +291,7 @@ pub(crate) enum Request {
     #[command(after_help = CODES)]
     Pin {
         /// Their ids.
-        #[arg(required = true, value_parser = ContentId::parse_any)]
+        #[arg(required = true, value_parser = content_id)]
         ids: Vec<ContentId>,
         #[command(flatten)]
         target: Target,
@@ -254,11 +322,27 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
+    /// Collects what is not pinned and was not put just now, and says how much that was. On a node that keeps objects with
+    /// others, what is claimed stays.
+    #[command(after_help = CODES)]
+    Gc {
+        /// Only says how much it would be.
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Reads every object again, sets aside what is damaged, and lists it. Exits with 7 if there is some.
+    #[command(after_help = CODES)]
+    Scrub {
+        #[command(flatten)]
+        target: Target,
+    },
     /// Takes pins back.
     #[command(after_help = CODES)]
     Unpin {
         /// Their ids.
-        #[arg(required = true, value_parser = ContentId::parse_any)]
+        #[arg(required = true, value_parser = content_id)]
         ids: Vec<ContentId>,
         #[command(flatten)]
         target: Target,
@@ -278,24 +362,38 @@ fn range(text: &str) -> Result<(u64, Option<u64>), String> {
 pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
     match request {
         Request::Put { file, pin, buffered, wish, target } => {
+            wish.check(&target).await?;
             let options = PutOptions { pin, buffered, len: None, policy: wish.policy(), ack: wish.ack() };
             let done = match file.is_dir() {
                 true => put_dir(&file, &options, &target).await,
                 false => put(&file, &options, &target).await,
             };
-            done.map_err(|error| match error.downcast_ref::<ClientError>() {
-                // A node that keeps its objects alone knows no such parameters.
-                Some(ClientError::Refused { status: 400, .. }) if wish.is_some() => Alone.into(),
-                _ => error,
-            })
+            if let Some(ClientError::Unacknowledged { id, acknowledged, wanted }) =
+                done.as_ref().err().and_then(|error| error.downcast_ref())
+            {
+                if target.json {
+                    let (id, cid) = (id.to_string(), id.to_cid());
+                    let said = json!({"id": id, "cid": cid, "acknowledged": acknowledged, "wanted": wanted});
+                    writeln!(io::stdout(), "{said}")?;
+                }
+            }
+            done
         }
         Request::Get { id, output: Some(output), raw, from, target, .. } => {
             let id = meant(&id, &target).await?;
+            let in_the_way = || {
+                let dir = output.display();
+                Ends::wrong(format!("{dir} is a directory, and {id} is none: name a file, as in {dir}/FILE"))
+            };
+            if raw && output.is_dir() {
+                return Err(in_the_way().into());
+            }
             bring(id, from.as_deref(), &target).await?;
             let client = target.client()?;
             let tree = if raw { None } else { tree::look(&client, id, target.deadline()).await? };
             match tree {
                 Some(tree) => get_dir(id, &tree, &client, &output, &target).await,
+                None if output.is_dir() => Err(in_the_way().into()),
                 None => get_file(id, &output, &target).await,
             }
         }
@@ -334,8 +432,48 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         }
+        Request::Gc { dry_run, target } => {
+            let path = if dry_run { "/gc?dry_run=true" } else { "/gc" };
+            let said = target.long(path).await?;
+            say_counts(&said, &["objects", "bytes", "kept"], target.json)
+        }
+        Request::Scrub { target } => scrub(&target).await,
         Request::Pin { ids, target } => pin(&ids, true, &target).await,
         Request::Unpin { ids, target } => pin(&ids, false, &target).await,
+    }
+}
+
+/// Counts, one in each line.
+fn say_counts(said: &serde_json::Value, keys: &[&str], is_json: bool) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    if is_json {
+        return Ok(writeln!(out, "{said}")?);
+    }
+    for key in keys {
+        writeln!(out, "{key}\t{}", said[*key])?;
+    }
+    Ok(())
+}
+
+async fn scrub(target: &Target) -> Result<(), Box<dyn Error>> {
+    let said = target.long("/scrub").await?;
+    say_counts(&said, &["objects", "bytes", "journal_damage"], target.json)?;
+    let mut bad = said["journal_damage"].as_u64().unwrap_or_default();
+    for word in ["damaged", "unreadable"] {
+        for id in said[word].as_array().into_iter().flatten().filter_map(|id| id.as_str()) {
+            bad += 1;
+            if !target.json {
+                writeln!(io::stdout(), "{word}\t{id}")?;
+            }
+        }
+    }
+    match bad {
+        0 => Ok(()),
+        _ => Err(Ends::damaged(
+            "some of it is damaged, and is not served: putting an object again mends it, and so does a node that keeps it too"
+                .to_owned(),
+        )
+        .into()),
     }
 }
 
@@ -403,8 +541,15 @@ fn say_answer(answer: &serde_json::Value, is_json: bool) -> Result<(), Box<dyn E
         writeln!(out, "stale\t{stale}")?;
     }
     let none = Vec::new();
-    for provider in answer["providers"].as_array().unwrap_or(&none) {
+    let providers = answer["providers"].as_array().unwrap_or(&none);
+    for provider in providers {
         writeln!(out, "provider\t{}", provider_line(provider))?;
+    }
+    if providers.is_empty() && answer["name"]["version"].is_u64() {
+        eprintln!(
+            "the name is proven, and nobody is known who has what it stands for; if the log holds it, refd registry get NAME \
+             --payload prints it"
+        );
     }
     Ok(())
 }
@@ -560,6 +705,8 @@ impl Stream for Reading {
 fn wanted(text: &str) -> Result<ron_index::Key, String> {
     match (ContentId::parse_any(text), text.parse()) {
         (Ok(id), _) => Ok(ron_index::Key::Content(id)),
+        // Digits that somebody cut off a name are no name.
+        _ if format!("b3:{text}").parse::<ContentId>().is_ok() => content_id(text).map(Into::into),
         (_, Ok(ron_index::Key::Foreign(_))) => {
             Err("its hash is not BLAKE3, and cannot be verified here".to_owned())
         }
@@ -711,14 +858,13 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let is_denied = matches!(of_storage, Some(ClientError::Refused { status: 401 | 403, .. }))
         || matches!(of_log, Some(ron_registry::client::ClientError::Refused { status: 401 | 403, code, .. }) if code != "not_a_signer")
         || matches!(of_rest, Some(AskError::Refused { status: 401 | 403, .. }));
-    let is_unacknowledged =
-        matches!(of_storage, Some(ClientError::Busy { code, .. }) if code == "unacknowledged");
+    let is_unacknowledged = matches!(of_storage, Some(ClientError::Unacknowledged { .. }));
+    let is_unproven = matches!(of_log, Some(ron_registry::client::ClientError::Unproven(_)));
     let is_absent = matches!(of_storage, Some(ClientError::NotFound { .. }));
     let is_pinned = matches!(of_storage, Some(ClientError::Refused { code, .. }) if code == "pinned");
     let is_empty = matches!(of_log, Some(ron_registry::client::ClientError::Refused { code, words, .. })
         if code == "no_such_entry" && words.contains("version 0"));
     let is_unnamed = matches!(of_index, Some(ron_index::client::ClientError::Refused { code, .. }) if code == "no_such_name");
-    let of_name = error.downcast_ref::<Absent>();
     let of_own_log = error.downcast_ref::<ron_registry::RegistryError>();
     let is_untrusted = matches!(of_own_log, Some(ron_registry::RegistryError::Untrusted { .. }));
     match () {
@@ -735,15 +881,16 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
             Some("give the node another one to ask: `refd run --seed CONTACT`, or dht.seeds in its settings")
         }
         () if is_unacknowledged => Some(
-            "fewer nodes have it than were asked for: it is kept there and copied when others answer (`refd repair status`); \
-             putting it again is harmless",
+            "it is kept there and copied when others answer (`refd repair status`); putting it again is harmless",
         ),
         () if is_pinned => Some("`refd unpin ID` takes the pin back"),
         () if is_empty => Some("`refd registry init` begins it"),
-        () if is_unnamed || matches!(of_name, Some(Absent::Unbound(_))) => {
+        () if is_unnamed => {
             Some("`refd registry log` lists what was decided; `refd registry propose` proposes more")
         }
-        () if of_name.is_some() => Some("`refd registry diff` lists those that wait"),
+        () if is_unproven => {
+            Some("is --log-key the key of this log? it is what `refd registry init` printed")
+        }
         () if is_absent => Some("`refd ls` lists what is there; another node is chosen with --node URL"),
         () if is_denied => Some(
             "the node's token is in the file `token` of its data directory: name it with --token-file, or the directory with \
@@ -755,6 +902,9 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
 
 /// What the process ends with.
 pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
+    if let Some(ends) = error.downcast_ref::<Ends>() {
+        return ends.code;
+    }
     if error.is::<Spoilt>() || error.is::<crate::backup::Damaged>() || error.is::<crate::registry::Caught>() {
         return 7;
     }
@@ -766,9 +916,6 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     }
     if error.is::<crate::repair::Unmet>() {
         return 6;
-    }
-    if let Some(error) = error.downcast_ref::<Absent>() {
-        return error.code();
     }
     if let Some(error) = error.downcast_ref::<AskError>() {
         return error.code();
@@ -782,7 +929,11 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
         Some(ClientError::Refused { status: 401 | 403, .. }) => 4,
         Some(ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. }) => 5,
         Some(ClientError::Refused { status: 504, .. }) => 5,
-        Some(ClientError::Busy { .. } | ClientError::Refused { status: 507, .. }) => 6,
+        Some(
+            ClientError::Busy { .. }
+            | ClientError::Unacknowledged { .. }
+            | ClientError::Refused { status: 507, .. },
+        ) => 6,
         Some(ClientError::Lied { .. } | ClientError::Misnamed { .. } | ClientError::Stranger { .. }) => 7,
         _ => 1,
     }
@@ -818,6 +969,18 @@ fn of_index(error: &ron_index::client::ClientError) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `refd get report` was told that it is no lowercase base32.
+    #[test]
+    fn what_is_no_id_is_told_what_one_is() {
+        let hex = "1f".repeat(32);
+        assert!(content_id(&format!("b3:{hex}")).is_ok());
+        assert_eq!(content_id(&hex), Err(format!("`b3:` is missing: b3:{hex}")));
+        for name in ["report", "tools/report", "b", ""] {
+            assert!(content_id(name).is_err_and(|words| words.contains("refd registry get NAME")), "{name}");
+        }
+        assert!(content_id("b3:12").is_err_and(|words| words.contains("64 hex digits")));
+    }
 
     #[test]
     fn what_is_wanted_is_an_object_or_a_name() {

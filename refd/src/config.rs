@@ -106,7 +106,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "IP:PORT", value_parser = ip_port)]
     admin: Option<SocketAddr>,
     /// A node to begin with, as it prints itself when it starts. May be given several times.
-    #[arg(long, value_name = "NODE_ID@IP:PORT")]
+    #[arg(long, value_name = "NODE_ID@IP:PORT", value_parser = seed_flag)]
     seed: Vec<String>,
 }
 
@@ -231,6 +231,11 @@ fn addrs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error
 
 fn seed(text: &str) -> Result<Contact, ConfigError> {
     contact(text).map_err(|source| ConfigError::Seed { text: text.to_owned(), source })
+}
+
+/// A seed as it is written, checked where the other flags are.
+fn seed_flag(text: &str) -> Result<String, String> {
+    contact(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 /// A contact that can be dialled.

@@ -9,12 +9,15 @@ use std::{
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use ron_core::{ContentId, NodeId};
-use ron_storage::{claims::Policy, repair::Ack};
+use ron_storage::{
+    claims::{COPIES_MAX, Policy, SHARDS_MAX},
+    repair::Ack,
+};
 use serde_json::Value;
 
 use crate::{
     ask::AskError,
-    client::{CODES, Target},
+    client::{CODES, Ends, Target, content_id},
 };
 
 /// Between two looks at a node that is emptied.
@@ -59,7 +62,7 @@ pub(crate) enum Repair {
     #[command(after_help = CODES)]
     Policy {
         /// Their ids.
-        #[arg(required = true, value_parser = ContentId::parse_any)]
+        #[arg(required = true, value_parser = content_id)]
         ids: Vec<ContentId>,
         #[command(flatten)]
         wish: Wish,
@@ -81,21 +84,46 @@ pub(crate) enum Repair {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Wish {
     /// So many copies, each on a node of its own [default: keeping.policy of the node].
-    #[arg(long, value_name = "COUNT", conflicts_with = "erasure")]
+    #[arg(long, value_name = "COUNT", conflicts_with = "erasure", value_parser = copies)]
     copies: Option<u8>,
     /// Cut into K shards and M more, each on a node of its own; any K of them are enough.
     #[arg(long, value_name = "K+M", value_parser = erasure)]
     erasure: Option<Policy>,
     /// Answers when it is durable on that node (`local`), or on so many, or in shards as safe as so many copies
     /// [default: keeping.ack of the node].
-    #[arg(long, value_name = "local|COUNT")]
+    #[arg(long, value_name = "local|COUNT", value_parser = ack)]
     ack: Option<Ack>,
 }
 
 impl Wish {
-    /// Whether anything is wished for.
-    pub(crate) fn is_some(&self) -> bool {
-        self.copies.is_some() || self.erasure.is_some() || self.ack.is_some()
+    /// Looks, before anything is sent, whether the node can do what is wished for: whether it keeps objects with others at all,
+    /// and whether as many nodes as shall acknowledge can have it. Says so if fewer nodes answer than it is for.
+    pub(crate) async fn check(&self, target: &Target) -> Result<(), Box<dyn Error>> {
+        if self.copies.is_none() && self.erasure.is_none() && self.ack.is_none() {
+            return Ok(());
+        }
+        let status = ask(target, "GET", "/keeping/status").await?;
+        let of_node = || status["policy"].as_str().and_then(|policy| policy.parse().ok());
+        let wished = self.copies.map(Policy::Copies).or(self.erasure);
+        let Some(policy) = wished.or_else(of_node) else { return Ok(()) };
+        let places = match policy {
+            Policy::Copies(copies) => copies,
+            Policy::Erasure { data, parity } => data.saturating_add(parity),
+        };
+        match self.ack {
+            Some(Ack::Copies(ack)) if ack > places => {
+                let words = format!("--ack {ack} cannot be: with {policy} fewer nodes have it");
+                return Err(Ends::wrong(words).into());
+            }
+            _ => {}
+        }
+        let up = status["up"].as_u64().unwrap_or_default();
+        if wished.is_some() && up < places.into() {
+            eprintln!(
+                "{policy} is for {places} nodes, and {up} answer: less of them may be lost until more do (refd repair status)"
+            );
+        }
+        Ok(())
     }
 
     /// As the node is asked for it.
@@ -110,12 +138,22 @@ impl Wish {
     }
 }
 
+fn copies(text: &str) -> Result<u8, String> {
+    let copies = text.parse().ok().filter(|copies| Policy::Copies(*copies).check().is_ok());
+    copies.ok_or_else(|| format!("1 to {COPIES_MAX} copies"))
+}
+
 fn erasure(text: &str) -> Result<Policy, String> {
     match text.parse() {
         Ok(policy @ Policy::Erasure { .. }) => Ok(policy),
-        Ok(Policy::Copies(_)) => Err("shards are K+M, as in 6+3".to_owned()),
-        Err(error) => Err(error.to_string()),
+        _ => {
+            Err(format!("shards are K+M, as in 6+3: one of each or more, and at most {SHARDS_MAX} together"))
+        }
     }
+}
+
+fn ack(text: &str) -> Result<Ack, String> {
+    text.parse().map_err(|_| format!("`local`, or 1 to {SHARDS_MAX} nodes"))
 }
 
 /// A node that keeps its objects alone has nothing to say about others.
@@ -143,6 +181,7 @@ pub(crate) async fn perform(request: Request) -> Result<(), Box<dyn Error>> {
             }
         }
         Request::Repair(Repair::Policy { ids, wish, target }) => {
+            wish.check(&target).await?;
             let wishes = [("policy", wish.policy()), ("ack", wish.ack())];
             let wishes = wishes.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
             let query = wishes.collect::<Vec<_>>().join("&");

@@ -151,7 +151,13 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
     if let Some(won) = resolve.hedge_won() {
         inner.metrics.tally(HEDGES, if won { "won" } else { "lost" }).add(1);
     }
-    let verdict = resolve.verdict().cloned().unwrap_or(Verdict::Failed(Failure::Late));
+    let verdict = match resolve.verdict().cloned().unwrap_or(Verdict::Failed(Failure::Late)) {
+        // A node that is alone cannot say who has it. What the name stands for is proven all the same.
+        Verdict::Failed(Failure::Failed) if failures.is_too_early() => {
+            resolve.named().map_or(Verdict::Failed(Failure::Failed), Verdict::Found)
+        }
+        verdict => verdict,
+    };
     conclude(inner, flight, &settings, verdict, known_until, failures)
 }
 
@@ -168,6 +174,11 @@ impl Failures {
             SourceError::NotReady { gate } => self.not_ready = Some(gate),
             _ => self.others = true,
         }
+    }
+
+    /// Whether all of them only cannot know yet.
+    fn is_too_early(&self) -> bool {
+        self.not_ready.is_some() && !self.others
     }
 
     /// Nobody answered: what to wait for, if that is all there is to do about it.

@@ -91,6 +91,16 @@ pub enum ClientError {
         /// How long it asked to wait.
         retry_after: Duration,
     },
+    /// It is stored, and fewer nodes have it than were asked for. It is copied when others answer; putting it again is harmless.
+    #[error("{id} is kept there, and {acknowledged} of the {wanted} nodes that were asked for have it")]
+    Unacknowledged {
+        /// What was put.
+        id: ContentId,
+        /// How many have it.
+        acknowledged: u64,
+        /// How many were asked for.
+        wanted: u64,
+    },
     /// There is no such object there.
     #[error("{id} is not there")]
     NotFound {
@@ -156,7 +166,7 @@ fn fmt_detail(detail: Option<&str>) -> String {
 impl Refusal for ClientError {
     fn kind(&self) -> ErrorKind {
         match self {
-            ClientError::Busy { .. } => ErrorKind::Busy,
+            ClientError::Busy { .. } | ClientError::Unacknowledged { .. } => ErrorKind::Busy,
             ClientError::Timeout { .. } => ErrorKind::Timeout,
             ClientError::Address { .. }
             | ClientError::NotFound { .. }
@@ -489,8 +499,16 @@ impl Client {
             return Err(ClientError::Source { message });
         }
         let answer = answer.map_err(|_| ClientError::Timeout { op: "put" })??;
-        let stored: RemoteStored = self.json("put", answer, None, deadline).await?;
+        let stored: Result<RemoteStored, _> = self.json("put", answer, None, deadline).await;
         let sent = sent.name();
+        let stored = match stored {
+            // Whatever the server calls it, it is what was sent.
+            Err(ClientError::Unacknowledged { acknowledged, wanted, .. }) if sent.is_some() => {
+                let id = sent.expect("it is some");
+                return Err(ClientError::Unacknowledged { id, acknowledged, wanted });
+            }
+            stored => stored?,
+        };
         if sent != Some(stored.id) {
             let sent = sent.unwrap_or_else(|| TreeHasher::new().finish().id);
             return Err(ClientError::Misnamed { sent, answered: stored.id.to_string() });
@@ -668,10 +686,17 @@ fn refused(status: StatusCode, headers: &http::HeaderMap, body: &[u8], id: Optio
         code: String,
         title: String,
         detail: Option<String>,
+        id: Option<String>,
+        acknowledged: Option<u64>,
+        wanted: Option<u64>,
     }
     let told: Told = serde_json::from_slice(body).unwrap_or_default();
     // A server that is not ours may refuse in words of its own.
     let code = if told.code.is_empty() { status.as_u16().to_string() } else { told.code };
+    let stored = told.id.as_deref().and_then(|id| id.parse().ok()).filter(|_| code == "unacknowledged");
+    if let (Some(id), Some(acknowledged), Some(wanted)) = (stored, told.acknowledged, told.wanted) {
+        return ClientError::Unacknowledged { id, acknowledged, wanted };
+    }
     if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         let seconds = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         let asked = Duration::from_secs(seconds.unwrap_or(1));

@@ -171,7 +171,8 @@ impl Configured {
 
 fn walk(dir: &Path, found: &mut Vec<(PathBuf, u64)>) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
-        let meta = fs::symlink_metadata(entry.path()).unwrap();
+        // The node goes on meanwhile: what was there a moment ago may be gone.
+        let Ok(meta) = fs::symlink_metadata(entry.path()) else { continue };
         match meta.is_dir() {
             true => walk(&entry.path(), found),
             false => found.push((entry.path(), meta.len())),

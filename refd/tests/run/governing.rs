@@ -35,6 +35,11 @@ impl Person<'_> {
     }
 }
 
+/// What it says to people.
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
 fn alone(args: &[&str]) -> Output {
     Command::new(REFD).args(args).output().unwrap()
 }
@@ -64,37 +69,42 @@ fn two_of_three_decide_and_others_follow() {
     for line in [
         "name        tools/hello",
         "- nothing",
-        &format!("+              {object}"),
+        &format!("+ object      {object}"),
         "approved by nobody",
-        "waits for   ann, bob, cy",
+        "needs       2 more of: ann, bob, cy",
+        "expires     in 24 h",
     ] {
         assert!(diff.contains(line), "{line} in {diff}");
     }
     let approved = node.says(&["registry", "approve", &id, "--key", &file("ann")]);
     assert!(approved.ends_with(&id), "{approved}");
-    assert!(node.says(&["registry", "diff", &id]).contains("approved by ann"));
+    let diff = node.says(&["registry", "diff", &id]);
+    assert!(diff.contains("approved by ann") && diff.contains("needs       1 more of: bob, cy"), "{diff}");
+    let again = node.run(&["registry", "approve", &id, "--key", &file("ann")]);
+    assert!(again.status.success() && told(&again).starts_with("ann had approved already\n"), "{again:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&node.says(&["registry", "diff", &id, "--json"])).unwrap();
+    assert_eq!((&json["needed_more"], &json["needed_of"]), (&1.into(), &serde_json::json!(["bob", "cy"])));
     // The other signs without a connection.
     let signed =
         alone(&["registry", "approve", &file("proposal"), "--key", &file("cy"), "-o", &file("approval")]);
     assert!(signed.status.success(), "{}", String::from_utf8_lossy(&signed.stderr));
     let shown = String::from_utf8(signed.stdout).unwrap();
-    for line in [&format!("proposal {id}"), "name        tools/hello", &format!("+              {object}")] {
+    // As he can look at it before, who asks nobody either.
+    let looked = alone(&["registry", "diff", &file("proposal"), "--node", "http://127.0.0.1:1"]);
+    assert!(String::from_utf8(looked.stdout).unwrap().starts_with(&format!("proposal {id}\n")));
+    for line in [&format!("proposal {id}"), "name        tools/hello", &format!("+ object      {object}")] {
         assert!(shown.contains(line), "nobody signs what was not shown: {line} in {shown}");
     }
     let committed = node.says(&["registry", "commit", &file("proposal"), &file("approval"), "--json"]);
     assert!(committed.contains("\"version\":2"), "{committed}");
 
     assert_eq!(node.says(&["registry", "get", "tools/hello", "--log-key", &log_key]), object);
-    for (command, code, next) in [
-        (&["registry", "get", "tools/none", "--log-key", &log_key][..], 3, "refd registry propose"),
-        (&["registry", "get", "tools/none", "--log-key", &log_key, "--json"], 3, "refd registry propose"),
-        (&["registry", "diff", &"0".repeat(64)], 3, "refd registry diff"),
-        (&["registry", "diff", "zz"], 2, "no id of a proposal"),
-    ] {
-        let absent = node.run(command);
-        let said = String::from_utf8_lossy(&absent.stderr);
-        assert!(absent.status.code() == Some(code) && said.contains(next), "{command:?}: {said}");
-    }
+    assert_eq!(node.run(&["registry", "get", "tools/none", "--log-key", &log_key]).status.code(), Some(3));
+    let gone = node.run(&["registry", "diff", &id]);
+    assert!(gone.status.code() == Some(3) && told(&gone).contains("in the log as version 2"), "{gone:?}");
+    let wrong = node.run(&["registry", "diff", "zz"]);
+    assert!(wrong.status.code() == Some(2) && told(&wrong).contains("no id of a proposal"), "{wrong:?}");
     assert_eq!(
         node.says(&["registry", "log"]).lines().last().unwrap(),
         format!("2\tbind\ttools/hello\t{object}")
@@ -105,8 +115,32 @@ fn two_of_three_decide_and_others_follow() {
         String::from_utf8_lossy(&checked.stdout).starts_with("version 2 (tools/hello) is in the log"),
         "{checked:?}"
     );
-    std::fs::write(file("proof.entry"), "something else").unwrap();
-    assert_eq!(alone(&["registry", "verify", &file("proof"), "--log-key", &log_key]).status.code(), Some(7));
+    let stood = format!("\nwith it tools/hello stood for {object}\n");
+    assert!(String::from_utf8_lossy(&checked.stdout).ends_with(&stood), "{checked:?}");
+    let json = alone(&["registry", "verify", &file("proof"), "--log-key", &log_key, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((&json["version"], &json["b3"]), (&2.into(), &object.as_str().into()));
+    // What is wrong is named: the key, the entry, the proof.
+    let other = ron_registry::NoteSigner::from_seed("log.example", ron_registry::KeyKind::Ed25519, &[7; 32]);
+    let other = other.unwrap().verifier().to_string();
+    let entry = std::fs::read(file("proof.entry")).unwrap();
+    let mut altered = entry.clone();
+    *altered.last_mut().unwrap() ^= 1;
+    for (entry, key, words) in [
+        (&entry[..], &other, "not signed with this --log-key"),
+        (b"something else", &log_key, "proof.entry is no entry, or was altered"),
+        (&altered, &log_key, "was altered"),
+    ] {
+        std::fs::write(file("proof.entry"), entry).unwrap();
+        let refused = alone(&["registry", "verify", &file("proof"), "--log-key", key]);
+        assert!(refused.status.code() == Some(7) && told(&refused).contains(words), "{words}: {refused:?}");
+    }
+    // Nobody waits for a log that is signed with another key.
+    let followed = node.run(&["registry", "follow", "--log-key", &other]);
+    assert!(
+        followed.status.code() == Some(7) && told(&followed).contains("not signed with this --log-key"),
+        "{followed:?}"
+    );
     let followed = node.says(&["registry", "follow", "--log-key", &log_key, "--until", "2"]);
     assert_eq!(followed.lines().last().unwrap(), format!("2\ttools/hello\t{object}"));
     let followed = node.says(&["registry", "follow", "--log-key", &log_key, "--until", "2", "--json"]);
@@ -115,12 +149,13 @@ fn two_of_three_decide_and_others_follow() {
 
     // Another daemon has a copy, from the first one's port for nodes, and takes no proposals.
     let copy_dir = tempfile::tempdir().unwrap();
-    let copy = Daemon::start_with(
+    let mut copy = Daemon::start_with(
         copy_dir.path(),
         &[],
         &[("REFD_REGISTRY__FOLLOW", &daemon.seed), ("REFD_REGISTRY__LOG_KEY", &log_key)],
     );
     copy.eventually("/registry/names/tools/hello", |answer| answer.contains(&object));
+    assert!(copy.line_with("the log ").contains("it follows another node"));
     let follower = Person { daemon: &copy, data: copy_dir.path() };
     assert_eq!(follower.says(&["registry", "get", "tools/hello", "--log-key", &log_key]), object);
     let refused = follower.run(&["registry", "propose", "x", "--artifact", &object]);
@@ -175,6 +210,9 @@ fn a_pruned_log_is_followed_from_its_snapshot() {
     let run = node.run(&["registry", "follow", "--log-key", &head.log_key, "--until", "300"]);
     let (out, err) = (String::from_utf8(run.stdout).unwrap(), String::from_utf8(run.stderr).unwrap());
     assert!(run.status.success() && err.contains("versions before 257 are pruned there"), "{err}");
+    let early = node.run(&["registry", "follow", "--log-key", &head.log_key, "--until", "5"]);
+    assert!(early.status.code() == Some(3) && early.stdout.is_empty(), "{early:?}");
+    assert!(told(&early).contains("the log begins at version 257"), "{early:?}");
     let versions: Vec<u64> =
         out.lines().map(|line| line.split('\t').next().unwrap().parse().unwrap()).collect();
     assert_eq!(versions, (257..=300).collect::<Vec<_>>());
@@ -311,28 +349,39 @@ fn signers_are_rotated() {
     ];
     let id = node.says(&change);
     let diff = node.says(&["registry", "diff", &id]);
-    for line in ["- policy      of epoch 1", "+ signer      bob ", "+ group       all: 2 of bob, cy"] {
+    for line in [
+        "- policy      of epoch 1",
+        "- signer      ann ",
+        "+ signer      bob ",
+        "- group       all: 1 of ann",
+        "+ group       all: 2 of bob, cy",
+        "needs       1 more of: ann",
+        "of the new  2 more of: bob, cy",
+    ] {
         assert!(diff.contains(line), "{line} in {diff}");
     }
-    assert!(diff.contains("waits for   ann, bob, cy"), "{diff}");
     for name in ["ann", "bob"] {
         node.says(&["registry", "approve", &id, "--key", &file(name)]);
     }
-    assert!(node.says(&["registry", "diff", &id]).contains("waits for   cy"));
+    let diff = node.says(&["registry", "diff", &id]);
+    assert!(
+        diff.contains("needs       nothing more") && diff.contains("of the new  1 more of: cy"),
+        "{diff}"
+    );
     let approved = node.says(&["registry", "approve", &id, "--key", &file("cy"), "--json"]);
     assert!(approved.contains("\"version\":2"), "{approved}");
     // What waited under the old policy is void, and who decided then no longer does.
     let gone = node.run(&["registry", "approve", &waits, "--key", &file("ann")]);
-    assert!(String::from_utf8_lossy(&gone.stderr).contains("no such proposal"), "{gone:?}");
+    assert!(gone.status.code() == Some(3) && told(&gone).contains("no such proposal"), "{gone:?}");
     let next = node.says(&["registry", "propose", "new", "--artifact", &ContentId::of(b"x").to_string()]);
     let refused = node.run(&["registry", "approve", &next, "--key", &file("ann")]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("not_a_signer"), "{refused:?}");
+    assert!(refused.status.code() == Some(4) && told(&refused).contains("not_a_signer"), "{refused:?}");
     for name in ["bob", "cy"] {
         node.says(&["registry", "approve", &next, "--key", &file(name)]);
     }
     assert!(daemon.get("/registry/head").contains("\"version\":3"));
     let odd = node.run(&["registry", "diff", "nonsense"]);
-    assert!(String::from_utf8_lossy(&odd.stderr).contains("is no id of a proposal"), "{odd:?}");
+    assert!(odd.status.code() == Some(2) && told(&odd).contains("is no id of a proposal"), "{odd:?}");
     daemon.terminate();
 }
 
@@ -381,4 +430,135 @@ fn a_log_that_was_rolled_back_is_refused() {
     std::fs::remove_dir_all(&log).unwrap();
     std::fs::remove_file(dir.path().join("registry.key")).unwrap();
     decide("");
+}
+
+/// Two of three signed, one of them a stranger, and the command said that it was done: what does not count is named, and what is
+/// not in the log is not done.
+#[test]
+fn an_approval_that_does_not_count_is_named() {
+    let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let daemon = Daemon::start(dir.path(), &[]);
+    let node = Person { daemon: &daemon, data: dir.path() };
+    let file = |name: &str| keys.path().join(name).to_str().unwrap().to_owned();
+    let mut init = vec!["registry".to_owned(), "init".into(), "--needed".into(), "2".into()];
+    for name in ["ann", "bob", "eve"] {
+        assert!(alone(&["registry", "key", &file(name)]).status.success());
+        if name != "eve" {
+            init.extend(["--signer".to_owned(), format!("{name}={}", file(name))]);
+        }
+    }
+    let early = node.run(&["registry", "get", "notes"]);
+    assert!(early.status.code() == Some(6) && told(&early).contains("refd registry init"), "{early:?}");
+    node.says(&init.iter().map(String::as_str).collect::<Vec<_>>());
+
+    std::fs::write(file("text"), "level = 3\n").unwrap();
+    let propose = |name: &str, into: &str| {
+        node.says(&["registry", "propose", name, "--payload", &file("text"), "-o", &file(into)])
+    };
+    let id = propose("notes", "notes.proposal");
+    propose("other", "other.proposal");
+    for (of, signer, into) in [
+        ("notes.proposal", "ann", "ann.approval"),
+        ("notes.proposal", "bob", "bob.approval"),
+        ("notes.proposal", "eve", "eve.approval"),
+        ("other.proposal", "bob", "other.approval"),
+    ] {
+        assert!(
+            alone(&["registry", "approve", &file(of), "--key", &file(signer), "-o", &file(into)])
+                .status
+                .success()
+        );
+    }
+    let commit = |approvals: &[&str], more: &[&str]| {
+        let approvals: Vec<String> = approvals.iter().map(|name| file(&format!("{name}.approval"))).collect();
+        let proposal = file("notes.proposal");
+        let mut args = vec!["registry", "commit", &proposal];
+        args.extend(approvals.iter().map(String::as_str).chain(more.iter().copied()));
+        node.run(&args)
+    };
+    for (approvals, why) in [
+        (["bob", "eve"], "eve.approval does not count: its key is no signer of this log"),
+        (["bob", "bob"], "bob.approval does not count: bob is among the others already"),
+        (["bob", "other"], "other.approval does not count: it is for another proposal"),
+    ] {
+        let output = commit(&approvals, &[]);
+        let words = told(&output);
+        assert_eq!(output.status.code(), Some(6), "{words}");
+        assert!(words.contains(why) && words.contains("it needs 1 more of: ann"), "{why} in {words}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), id);
+    }
+    let json: serde_json::Value = serde_json::from_slice(&commit(&["eve"], &["--json"]).stdout).unwrap();
+    assert_eq!((&json["state"], &json["needed_more"]), (&"pending".into(), &1.into()), "{json}");
+    assert!(json["not_counted"][0]["file"].as_str().unwrap().ends_with("eve.approval"), "{json}");
+    // Files in the wrong order are named.
+    for (args, words) in [
+        ([file("ann.approval"), file("notes.proposal")], "ann.approval is an approval"),
+        ([file("notes.proposal"), file("other.proposal")], "other.proposal is a proposal"),
+    ] {
+        let output = node.run(&["registry", "commit", &args[0], &args[1]]);
+        assert!(output.status.code() == Some(2) && told(&output).contains(words), "{output:?}");
+    }
+    let committed = commit(&["ann", "eve"], &[]);
+    assert!(
+        committed.status.success() && told(&committed).contains("eve.approval does not count"),
+        "{committed:?}"
+    );
+
+    // What the log holds itself is shown before it is signed, and comes out again.
+    let diff = String::from_utf8(alone(&["registry", "diff", &file("notes.proposal")]).stdout).unwrap();
+    assert!(diff.contains("+ payload     b3:") && diff.contains("+ text        \"level = 3\\n\""), "{diff}");
+    let got = node.run(&["registry", "get", "notes", "--payload"]);
+    assert!(got.status.success() && got.stdout == b"level = 3\n", "{got:?}");
+    let content = node.says(&["registry", "get", "notes"]);
+    assert_eq!(content, ContentId::of(b"level = 3\n").to_string());
+    // A node that is alone cannot say who has it, and says what the name stands for all the same.
+    let resolved: serde_json::Value =
+        serde_json::from_str(&node.says(&["resolve", "notes", "--json"])).unwrap();
+    assert_eq!(
+        (&resolved["content"], &resolved["complete"]),
+        (&content.as_str().into(), &false.into()),
+        "{resolved}"
+    );
+    let object = ContentId::of(b"elsewhere").to_string();
+    let id = node.says(&["registry", "propose", "object", "--artifact", &object]);
+    for name in ["ann", "bob"] {
+        node.says(&["registry", "approve", &id, "--key", &file(name)]);
+    }
+    let none = node.run(&["registry", "get", "object", "--payload"]);
+    assert!(none.status.code() == Some(3) && told(&none).contains(&format!("refd get {object}")), "{none:?}");
+    daemon.terminate();
+}
+
+/// What cannot be meant is answered with what can.
+#[test]
+fn what_is_asked_of_a_log_wrongly_is_told() {
+    let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let daemon = Daemon::start(dir.path(), &[]);
+    let node = Person { daemon: &daemon, data: dir.path() };
+    let ann = keys.path().join("ann").to_str().unwrap().to_owned();
+    assert!(alone(&["registry", "key", &ann]).status.success());
+    let signer = format!("ann={ann}");
+    let check = |args: &[&str], code: i32, words: &str| {
+        let output = node.run(args);
+        assert!(output.status.code() == Some(code) && told(&output).contains(words), "{args:?}: {output:?}");
+    };
+    check(
+        &["registry", "init", "--needed", "4", "--signer", &signer],
+        2,
+        "--needed 4 of 1 signers cannot be",
+    );
+    check(&["registry", "init", "--needed", "1", "--signer", "ann"], 2, "is not NAME=KEY");
+    node.says(&["registry", "init", "--needed", "1", "--signer", &signer]);
+    let object = ContentId::of(b"x").to_string();
+    check(&["registry", "propose", "never/was", "--retire"], 3, "never/was is not bound");
+    for wrong in ["", "Bad Name//x", "@x", "a/../b"] {
+        check(&["registry", "propose", wrong, "--retire"], 2, "a name is 1 to 255 visible ASCII characters");
+    }
+    check(&["registry", "propose", "x"], 2, "--artifact <ID>|--payload <FILE>|--retire");
+    check(&["registry", "propose", "x", "--artifact", &object, "--hours", "0"], 2, "1 to 720 hours");
+    check(&["registry", "propose", "x", "--artifact", "report"], 2, "nor a CID");
+    check(&["registry", "approve", &"0".repeat(64), "--key", &ann], 3, "nobody proposed it");
+    let https = alone(&["registry", "get", "x", "--node", "https://127.0.0.1:4711"]);
+    assert!(https.status.code() == Some(2) && told(&https).contains("plain http only"), "{https:?}");
+    daemon.terminate();
 }

@@ -116,6 +116,27 @@ fn exit_codes_say_why() {
     for arguments in [["get", "b3:nonsense"], ["put", "--nonsense"]] {
         assert_eq!(code(&refd(&daemon, &data, &arguments).output().unwrap()), 2, "{arguments:?}");
     }
+    // What is no id is told what one is; what is no node is not taken for one, whether it is needed or not.
+    let id = said(refd(&daemon, &data, &["put", file])).trim().to_owned();
+    for (arguments, words) in [
+        (["get", "tools/report", "--raw"], "refd get $(refd registry get NAME)"),
+        (["get", &id[3..], "--raw"], "`b3:` is missing"),
+        (["get", &id, "--from=garbage"], "a contact is NODE_ID@IP:PORT"),
+    ] {
+        let output = refd(&daemon, &data, &arguments).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(code(&output) == 2 && told.contains(words), "{arguments:?}: {told}");
+    }
+    // The list as it is goes where everything else does.
+    assert_eq!(said(refd(&daemon, &data, &["get", &id, "--raw"])), "something");
+    // A directory is in the way before anything is fetched.
+    for more in [&[][..], &["--raw"]] {
+        let into = dir.path().to_str().unwrap();
+        let output = refd(&daemon, &data, &[&["get", &id, "-o", into], more].concat()).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(code(&output) == 2 && told.contains("is a directory"), "{told}");
+        assert!(!Path::new(&format!("{into}.part")).exists());
+    }
     let missing = refd(&daemon, &data, &["put", "/nonexistent/file"]).output().unwrap();
     assert_eq!(code(&missing), 1);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/file"));
@@ -277,4 +298,27 @@ fn a_node_brings_what_others_have() {
     // Nobody has this one.
     let nowhere = format!("b3:{}", "0".repeat(64));
     assert_eq!(code(&refd(&other, &second, &["get", &nowhere]).output().unwrap()), 3);
+}
+
+/// `POST /gc` and `POST /scrub` had no command.
+#[test]
+fn objects_are_collected_and_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, file) = (dir.path().join("data"), dir.path().join("file"));
+    let daemon = Daemon::start_with(&data, &[], &[("REFD_STORAGE__COLLECT_GRACE_MS", "0")]);
+    let put = |text: &str, more: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        said(refd(&daemon, &data, &[&["put", file.to_str().unwrap()], more].concat())).trim().to_owned()
+    };
+    let (kept, loose) = (put("kept", &["--pin"]), put("loose", &[]));
+    assert_eq!(said(refd(&daemon, &data, &["gc", "--dry-run"])), "objects\t1\nbytes\t5\nkept\t1\n");
+    said(refd(&daemon, &data, &["stat", &loose]));
+    let json: serde_json::Value =
+        serde_json::from_str(&said(refd(&daemon, &data, &["gc", "--json"]))).unwrap();
+    assert_eq!((&json["objects"], &json["dry_run"]), (&1.into(), &false.into()), "{json}");
+    assert_eq!(code(&refd(&daemon, &data, &["stat", &loose]).output().unwrap()), 3);
+    said(refd(&daemon, &data, &["stat", &kept]));
+    assert_eq!(said(refd(&daemon, &data, &["scrub"])), "objects\t1\nbytes\t4\njournal_damage\t0\n");
+    let denied = refd(&daemon, &dir.path().join("elsewhere"), &["scrub"]).output().unwrap();
+    assert_eq!(code(&denied), 4);
 }

@@ -560,7 +560,7 @@ fn a_start_that_fails_says_why_by_its_code() {
         command.arg("run").args(arguments).arg("--data-dir").arg(data).stdout(Stdio::null());
         command.output().unwrap().status.code()
     };
-    assert_eq!(run(&["--seed", "nobody"], dir.path()), Some(8));
+    assert_eq!(run(&["--seed", "nobody"], dir.path()), Some(2));
     assert_eq!(run(&["--listen", "nowhere"], dir.path()), Some(2));
     let file = dir.path().join("file");
     fs::write(&file, b"no directory").unwrap();

@@ -356,6 +356,15 @@ impl Resolve {
         self.verdict.as_ref()
     }
 
+    /// What the name stands for, if that was settled and the rest was not.
+    #[must_use]
+    pub fn named(&self) -> Option<Gathered> {
+        let name = self.name.clone()?;
+        let content = Key::Content(name.content);
+        let (manifest, providers) = (self.manifest, self.providers.clone());
+        Some(Gathered { name: Some(name), content, manifest, providers, is_complete: false })
+    }
+
     /// Whether providers were asked because others were slow, and then whether one of them was first.
     #[must_use]
     pub fn hedge_won(&self) -> Option<bool> {

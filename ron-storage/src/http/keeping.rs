@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::{Body, Bytes, to_bytes},
     extract::{Path, Request, State},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse as _, Response},
@@ -37,6 +37,9 @@ use crate::{
     claims::{Policy, RETENTION_DEFAULT, Standing},
     repair::{Ack, Keeping, KeepingEvent, KeepingStatus, NodeStatus, Presence, Reading},
 };
+
+/// Bytes of the longest refusal: some words.
+const PROBLEM_BYTES_MAX: usize = 64 << 10;
 
 /// How often an object is brought for one request: what nobody claims may be dropped before it is read, and before a change of policy
 /// what was brought may be trimmed.
@@ -231,7 +234,12 @@ async fn claim(
     (mut body, mut response): (Value, Response),
     id: ContentId,
 ) -> Result<Response, Problem> {
-    let said = keep(kept, id, wishes, Deadline::after(wishes.ack_timeout)).await?;
+    let said = match keep(kept, id, wishes, Deadline::after(wishes.ack_timeout)).await {
+        Err(StorageError::Unacknowledged { wanted, found }) => {
+            return Ok(unacknowledged(id, wanted, found).await);
+        }
+        said => said.map_err(problem)?,
+    };
     if let (Value::Object(body), Value::Object(said)) = (&mut body, said) {
         body.extend(said);
     }
@@ -241,9 +249,23 @@ async fn claim(
     Ok(response)
 }
 
-async fn keep(kept: &Kept, id: ContentId, wishes: Wishes, until: Deadline) -> Result<Value, Problem> {
-    let placed =
-        kept.keeping.keep(id, wishes.policy, &kept.owner, wishes.ack, until).await.map_err(problem)?;
+/// The refusal, with what was stored and how many have it: whoever put it has to know what to ask for later.
+async fn unacknowledged(id: ContentId, wanted: usize, found: usize) -> Response {
+    let refusal = problem(StorageError::Unacknowledged { wanted, found }).into_response();
+    let (mut head, body) = refusal.into_parts();
+    let told = to_bytes(body, PROBLEM_BYTES_MAX).await.unwrap_or_default();
+    let mut told: Value = serde_json::from_slice(&told).unwrap_or_else(|_| json!({}));
+    told["id"] = id.to_string().into();
+    told["acknowledged"] = found.into();
+    told["wanted"] = wanted.into();
+    head.headers.remove(header::CONTENT_LENGTH);
+    // The server would write its own form of it again, without what was added.
+    head.extensions.remove::<Problem>();
+    Response::from_parts(head, Body::from(told.to_string()))
+}
+
+async fn keep(kept: &Kept, id: ContentId, wishes: Wishes, until: Deadline) -> Result<Value, StorageError> {
+    let placed = kept.keeping.keep(id, wishes.policy, &kept.owner, wishes.ack, until).await?;
     let nodes: Vec<String> = placed.durable_on.iter().map(ToString::to_string).collect();
     Ok(json!({
         "policy": wishes.policy.to_string(),
@@ -259,18 +281,18 @@ async fn set_policy(
     request: Request,
 ) -> Result<Json<Value>, Problem> {
     let (id, wishes, until) = (id(path)?, wished(&kept, &request, &WISHES)?, deadline(&request));
-    let mut said = Err(problem(StorageError::NotFound { id }));
+    let mut said = Err(StorageError::NotFound { id });
     for _ in 0..BROUGHT_MAX {
         if !kept.store.has(id, until).await.map_err(problem)? {
             kept.keeping.bring(id, until).await.map_err(problem)?;
         }
         said = keep(&kept, id, wishes, until.within(wishes.ack_timeout)).await;
         // What was brought is too much until it is claimed, and may have been trimmed before.
-        if !said.as_ref().is_err_and(|problem| problem.status() == StatusCode::NOT_FOUND) {
+        if !matches!(said, Err(StorageError::NotFound { .. })) {
             break;
         }
     }
-    let mut said = said?;
+    let mut said = said.map_err(problem)?;
     said["id"] = id.to_string().into();
     Ok(Json(said))
 }
@@ -330,6 +352,16 @@ async fn forget(State(kept): State<Kept>, path: IdPath, request: Request) -> Res
     };
     let Path(text) = path.map_err(|_| wrong())?;
     let node: NodeId = text.parse().map_err(|_| wrong())?;
+    let nodes = kept.keeping.status().nodes;
+    let answers = |known: &NodeStatus| known.contact.id == node && known.presence == Some(Presence::Up);
+    if nodes.iter().any(answers) {
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            "node_answers",
+            "the node answers and is not forgotten",
+        )
+        .hint("refd decommission there empties it; one that is lost is away first"));
+    }
     if !kept.keeping.forget(&node) {
         let words = "there is no such node among those who keep objects with this one";
         return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_node", words)
