@@ -119,7 +119,7 @@ fn exit_codes_say_why() {
     // What is no id is told what one is; what is no node is not taken for one, whether it is needed or not.
     let id = said(refd(&daemon, &data, &["put", file])).trim().to_owned();
     for (arguments, words) in [
-        (["get", "tools/report", "--raw"], "refd get $(refd registry get NAME)"),
+        (["stat", "tools/report", "--json"], "refd registry get NAME"),
         (["get", &id[3..], "--raw"], "`b3:` is missing"),
         (["get", &id, "--from=garbage"], "a contact is NODE_ID@IP:PORT"),
     ] {
