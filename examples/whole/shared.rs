@@ -539,8 +539,13 @@ impl Shared {
                     if copies > 0 || !believers.is_empty() {
                         let Object { deleted_by: by, policy, other, len, .. } = object;
                         let found: Vec<usize> = pieces().map(&count).collect();
+                        let on: Vec<u8> = holdings
+                            .iter()
+                            .filter(|(_, held)| pieces().any(|piece| held.contains(piece)))
+                            .map(|(number, _)| *number)
+                            .collect();
                         missing.push(format!(
-                            "{id} of {len} bytes was deleted (on {by:?}; {policy:?}, {other:?}), {copies} pieces are there ({found:?} shards and copies), and {believers:?} believe in it"
+                            "{id} of {len} bytes was deleted (on {by:?}; {policy:?}, {other:?}), {copies} pieces are on {on:?} ({found:?} shards and copies), and {believers:?} believe in it"
                         ));
                     }
                 }

@@ -882,7 +882,7 @@ impl Plan {
             verdict.step = None;
         }
         // Who declined may take it then; nothing else need be heard until that.
-        let asked_again = thing.declined.iter().map(|(_, until)| *until);
+        let asked_again = thing.declined.iter().map(|(_, until)| *until).filter(|until| *until > now);
         verdict.wake = asked_again.chain(verdict.wake).min();
         let queued = verdict.step.map(|(class, spare, _)| (class, spare));
         if thing.queued != queued {

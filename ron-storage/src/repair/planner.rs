@@ -32,6 +32,9 @@ const SUM_EVERY: Duration = Duration::from_secs(1);
 /// How soon it is summed up again if somebody asks.
 const SUM_AGAIN: Duration = Duration::from_millis(50);
 
+/// How often it is listed what is here. Whoever gives up a put or a delete in its last moment may leave it done, and nobody is told.
+const LIST_EVERY: Duration = Duration::from_secs(300);
+
 /// How often deletes are looked at that may be forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
@@ -90,10 +93,9 @@ impl Planner {
 
     pub(super) async fn run(mut self, inbox: Inbox<Heard>, stop: Stop) {
         let mut events = self.shared.store.events();
-        if let Err(error) = self.list().await {
-            tracing::warn!(%error, "what is here could not be listed");
-        }
+        self.list_again().await;
         self.on_claims(None);
+        let mut list_at = now() + LIST_EVERY;
         let mut settings = self.shared.settings.load();
         let mut rate = yielding(&settings);
         let (mut sum_at, mut forget_at, mut yield_at) = (now(), now() + FORGET_EVERY, now() + YIELD_EVERY);
@@ -157,6 +159,10 @@ impl Planner {
                     self.on_claims(Some(()));
                     self.hand_out();
                     self.sum_up(rate.rate());
+                }
+                () = tokio::time::sleep_until(list_at) => {
+                    list_at = now() + LIST_EVERY;
+                    self.list_again().await;
                 }
                 () = tokio::time::sleep_until(forget_at) => {
                     forget_at = now() + FORGET_EVERY;
@@ -335,12 +341,7 @@ impl Planner {
             FeedEvent::Item(Event::Deleted { id }) => (id, Holding::Absent),
             FeedEvent::Item(Event::Quarantined { id }) => (id, Holding::Bad),
             FeedEvent::Item(_) => return,
-            FeedEvent::Missed(_) => {
-                if let Err(error) = self.list().await {
-                    tracing::warn!(%error, "what is here could not be listed");
-                }
-                return;
-            }
+            FeedEvent::Missed(_) => return self.list_again().await,
         };
         self.on_mine(piece, holding);
         if holding == Holding::Good {
@@ -370,6 +371,13 @@ impl Planner {
             }
         }
         self.plan.on_held(self.shared.me, piece, holding);
+    }
+
+    /// Takes in what is here, whatever was heard of it. What happens meanwhile is heard afterwards.
+    async fn list_again(&mut self) {
+        if let Err(error) = self.list().await {
+            tracing::warn!(%error, "what is here could not be listed");
+        }
     }
 
     /// Lists what is here.
