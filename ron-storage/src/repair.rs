@@ -339,7 +339,8 @@ impl Shared {
         next(last.unwrap_or_default())
     }
 
-    /// A number that nobody could know beforehand.
+    /// A number that others do not know beforehand, as long as they do not know where the count began. It is no secret: it says which
+    /// group of a copy is read back.
     fn draw(&self) -> u64 {
         fastrand::Rng::with_seed(self.draws.fetch_add(1, Ordering::Relaxed)).u64(..)
     }
