@@ -149,7 +149,8 @@ pub fn kept() -> Value {
         for status in ["200", "201"] {
             op["responses"][status]["content"] = json_of("Kept");
         }
-        op["responses"]["503"]["description"] = unacknowledged.into();
+        op["responses"]["503"] =
+            json!({"description": unacknowledged, "content": problem_of("Unacknowledged")});
     }
     let deleted = &mut document["paths"]["/o/{id}"]["delete"];
     deleted["summary"] = "Deletes the object on all nodes, also on those that are away and come back".into();
@@ -178,6 +179,7 @@ pub fn kept() -> Value {
                 (200, "It is forgotten", json_of("Forgotten")),
                 (400, "This is no name of a node", problem()),
                 (404, "It is not known, or listed in the settings", problem()),
+                (409, "It answers, and is not lost", problem()),
             ])),
         },
     });
@@ -205,7 +207,9 @@ fn kept_schemas() -> Value {
         ("existed", &flag),
         ("durability", &json!({"enum": ["durable", "buffered"]})),
     ];
+    let stored_anyway = [("id", &text), ("acknowledged", &number), ("wanted", &number)];
     json!({
+        "Unacknowledged": problem_record(&stored_anyway),
         "Kept": record(&[&stored[..], &wish[..]].concat(), &[]),
         "Wish": record(&[&wish[..], &[("id", &text)]].concat(), &[]),
         "Draining": record(&[("draining", &flag)], &[]),
@@ -255,10 +259,19 @@ fn schemas() -> Value {
             ("objects", &number), ("bytes", &number), ("damaged", &json!({"type": "array", "items": &text})),
             ("unreadable", &json!({"type": "array", "items": &text})), ("journal_damage", &number),
         ], &[]),
-        "Problem": record(&[
-            ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),
-        ], &[("detail", &text), ("hint", &text), ("corr_id", &text)]),
+        "Problem": problem_record(&[]),
     })
+}
+
+/// What every refusal has, and what this one may say besides.
+fn problem_record(besides: &[(&str, &Value)]) -> Value {
+    let (text, number, flag) =
+        (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}), json!({"type": "boolean"}));
+    let usual = [("detail", &text), ("hint", &text), ("corr_id", &text)];
+    record(
+        &[("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag)],
+        &[&usual, besides].concat(),
+    )
 }
 
 /// A record with fields that are always there and some that may be.
@@ -368,7 +381,11 @@ fn json_of(schema: &str) -> Value {
 }
 
 fn problem() -> Value {
-    json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}})
+    problem_of("Problem")
+}
+
+fn problem_of(schema: &str) -> Value {
+    json!({"application/problem+json": {"schema": {"$ref": format!("#/components/schemas/{schema}")}}})
 }
 
 pub(super) async fn serve(request: Request) -> Result<Response, Problem> {

@@ -215,11 +215,18 @@ async fn a_put_says_who_has_it_and_every_node_serves_it() {
         ..*one.wishes.load()
     });
     let refused = one.client().put(stream(b"on three"), PutOptions::default(), soon()).await.unwrap_err();
+    let three = ContentId::of(b"on three");
     assert!(
-        matches!(refused, ClientError::Busy { .. } | ClientError::Refused { status: 503, .. }),
+        matches!(refused, ClientError::Unacknowledged { id, acknowledged: 2, wanted: 3 } if id == three),
         "{refused:?}"
     );
-    assert!(one.store.has(ContentId::of(b"on three"), soon()).await.unwrap());
+    assert!(one.store.has(three, soon()).await.unwrap());
+    let refused = one.ask("POST", "/o", b"on three").await;
+    refused.is_problem(503, "unacknowledged");
+    let document = openapi_kept();
+    let described = schema(&document, &document["paths"]["/o"]["post"], &refused).unwrap();
+    check(&document, described, &refused.json());
+    assert_eq!((&refused.json()["acknowledged"], &refused.json()["wanted"]), (&2.into(), &3.into()));
 
     // Deleted by the other, which did not put it.
     let gone = other.ask("DELETE", &format!("/o/{}", put.id), b"").await;
