@@ -8,6 +8,8 @@
 //! Lost records are a nuisance and not a disaster, since nineteen other nodes have them. So damage is reported, and
 //! the node starts with what can be read.
 
+mod entries;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -23,6 +25,7 @@ use ron_core::{
     journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Recovered, Salts, record_bytes},
 };
 
+use self::entries::{Loaded, PHASE, UNPLANNED, kept_entry, planned_entries, said_from_entry};
 use crate::logic::{
     Key,
     addrs::{AddressPolicy, Sender, Source},
@@ -30,17 +33,6 @@ use crate::logic::{
     schedule::{Planned, REPUBLISH, Schedule},
     signed::{Record, RecordError, Verified},
 };
-
-/// What an entry of the journal is.
-const PROVIDER: u8 = 1;
-const VALUE: u8 = 2;
-const PLANNED: u8 = 3;
-const UNPLANNED: u8 = 4;
-const PHASE: u8 = 5;
-const SAID_FROM: u8 = 6;
-
-/// Keys in one entry of the schedule: 24 KiB.
-const KEYS_PER_ENTRY: usize = 512;
 
 /// Bytes that are written between two syncs when there is much to write. Whoever waits behind them waits for
 /// milliseconds, and the journal has room for one of these of the flush and one of a rewrite many times over.
@@ -520,141 +512,6 @@ impl Rewrite {
         }
         self.journal.remove_before(self.keep_from, deadline).await
     }
-}
-
-/// When a record ends, whom it is counted with, and itself.
-fn kept_entry(kept: &Kept, clock: Clock) -> (u8, Bytes) {
-    let left = kept.expires.saturating_sub(clock.now);
-    let expires = clock.unix_secs.saturating_add(left.as_secs());
-    let mut payload = Vec::with_capacity(16 + kept.encoded.len());
-    payload.extend_from_slice(&expires.to_be_bytes());
-    payload.extend_from_slice(&kept.source.number().to_be_bytes());
-    payload.extend_from_slice(&kept.encoded);
-    (if kept.is_value { VALUE } else { PROVIDER }, payload.into())
-}
-
-/// Addresses, sorted, with commas between them.
-fn said_from_entry(addrs: &[SocketAddr]) -> (u8, Bytes) {
-    let addrs: Vec<String> = addrs.iter().map(SocketAddr::to_string).collect();
-    (SAID_FROM, addrs.join(",").into())
-}
-
-fn read_said_from(payload: &[u8]) -> Option<Vec<SocketAddr>> {
-    let addrs = std::str::from_utf8(payload).ok()?.split(',').filter(|addr| !addr.is_empty());
-    addrs.map(|addr| addr.parse().ok()).collect()
-}
-
-fn planned_entries(planned: &[(Key, Planned)], stamp: u64) -> impl Iterator<Item = (u8, Bytes)> + '_ {
-    planned.chunks(KEYS_PER_ENTRY).map(move |keys| {
-        let mut payload = Vec::with_capacity(8 + keys.len() * 48);
-        payload.extend_from_slice(&stamp.to_be_bytes());
-        for (key, planned) in keys {
-            payload.extend_from_slice(key.as_bytes());
-            payload.extend_from_slice(&planned.seq.to_be_bytes());
-            payload.extend_from_slice(&planned.published.unwrap_or(0).to_be_bytes());
-        }
-        (PLANNED, payload.into())
-    })
-}
-
-/// What reading a journal gives.
-struct Loaded {
-    records: Records,
-    schedule: Schedule,
-    stamp: u64,
-    had_phase: bool,
-    said_from: Option<Vec<SocketAddr>>,
-    opened: Opened,
-}
-
-impl Loaded {
-    fn read(
-        reader: &Reader,
-        settings: StoreSettings,
-        clock: Clock,
-        phase: u64,
-    ) -> Result<Self, JournalError> {
-        let mut records = Records::new(settings.limits, settings.policy);
-        let mut opened = Opened::default();
-        let (mut kept_phase, mut said_from) = (None, None);
-        let mut last_stamp = 0;
-        // For each key the entry with the highest stamp; of two with the same, the later one.
-        let mut plans: BTreeMap<Key, (u64, Option<Planned>)> = BTreeMap::new();
-        for item in reader.scan(Position::START) {
-            let Item::Record(entry) = item? else { continue };
-            let mut payload = &entry.payload[..];
-            let known = match entry.kind {
-                PROVIDER | VALUE => match read_kept(entry.kind == VALUE, payload, clock) {
-                    Some(kept) if kept.expires <= clock.now => {
-                        opened.expired += 1;
-                        true
-                    }
-                    Some(kept) => records.restore(&kept, clock.now).is_ok(),
-                    None => false,
-                },
-                PLANNED | UNPLANNED => take_u64(&mut payload).is_some_and(|stamp| {
-                    last_stamp = last_stamp.max(stamp);
-                    let mut note = |key, planned| {
-                        let plan = plans.entry(key).or_insert((stamp, planned));
-                        if plan.0 <= stamp {
-                            *plan = (stamp, planned);
-                        }
-                    };
-                    while let Some(key) = take_key(&mut payload) {
-                        if entry.kind == UNPLANNED {
-                            note(key, None);
-                            continue;
-                        }
-                        let (Some(seq), Some(published)) = (take_u64(&mut payload), take_u64(&mut payload))
-                        else {
-                            return false;
-                        };
-                        note(key, Some(Planned { seq, published: (published > 0).then_some(published) }));
-                    }
-                    payload.is_empty()
-                }),
-                PHASE => take_u64(&mut payload).map(|phase| kept_phase = Some(phase)).is_some(),
-                SAID_FROM => {
-                    said_from = read_said_from(payload);
-                    said_from.is_some()
-                }
-                _ => false,
-            };
-            opened.dropped += usize::from(!known);
-        }
-        let mut schedule = Schedule::with_phase(settings.republish, kept_phase.unwrap_or(phase));
-        for (key, (_, planned)) in plans {
-            if let Some(planned) = planned {
-                schedule.restore(key, planned);
-            }
-        }
-        (opened.records, opened.planned) = (records.len(), schedule.len());
-        let had_phase = kept_phase.is_some();
-        Ok(Loaded { records, schedule, stamp: last_stamp, had_phase, said_from, opened })
-    }
-}
-
-fn read_kept(is_value: bool, mut rest: &[u8], clock: Clock) -> Option<Kept> {
-    let (expires, source) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
-    let left = Duration::from_secs(expires.saturating_sub(clock.unix_secs));
-    Some(Kept {
-        encoded: Bytes::copy_from_slice(rest),
-        is_value,
-        source: Source::from_number(source),
-        expires: clock.now.saturating_add(left),
-    })
-}
-
-fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
-    let (taken, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(u64::from_be_bytes(*taken))
-}
-
-fn take_key(bytes: &mut &[u8]) -> Option<Key> {
-    let (taken, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(Key::from_bytes(*taken))
 }
 
 #[cfg(test)]

@@ -250,7 +250,7 @@ pub enum ClaimError {
         key: u64,
     },
     /// A value that is not allowed.
-    #[error("{what} out of range")]
+    #[error("{what} out of range{}", allowed(what))]
     OutOfRange {
         /// Which value.
         what: &'static str,
@@ -285,6 +285,18 @@ pub enum ClaimError {
         /// How many that is: `owner_claims_max`.
         limit: usize,
     },
+}
+
+/// What would be in range, for what people choose.
+fn allowed(what: &str) -> String {
+    match what {
+        "copies" => format!(": 1 to {COPIES_MAX}"),
+        "data shards" | "parity shards" => format!(": at least 1, and {SHARDS_MAX} of both together"),
+        "shards" => format!(": {SHARDS_MAX} in all at most"),
+        "ack" => format!(": local, or 1 to {SHARDS_MAX} nodes"),
+        "retention" => format!(": {RETENTION_MIN} to {RETENTION_MAX} seconds"),
+        _ => String::new(),
+    }
 }
 
 impl From<CborFault> for ClaimError {
@@ -810,7 +822,9 @@ mod tests {
         ];
         for (word, what) in cases {
             let signed = Claim::sign(&owner(0), (object(0), 0), 1, 0, word);
-            assert_eq!(signed.unwrap_err(), ClaimError::OutOfRange { what });
+            let refused = signed.unwrap_err();
+            assert_eq!(refused, ClaimError::OutOfRange { what });
+            assert!(refused.to_string().contains(" out of range: "), "{refused}");
         }
     }
 

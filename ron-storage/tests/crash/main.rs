@@ -4,6 +4,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
+#[path = "../shared/alone.rs"]
+mod alone;
 mod enumerate;
 mod flips;
 mod kill;

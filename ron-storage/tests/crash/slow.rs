@@ -14,6 +14,8 @@ use bytes::Bytes;
 use ron_core::{ClientKey, Deadline, Supervisor, TaskSpec, disk::RealDisk};
 use ron_storage::{Settings, StorageError, Store};
 
+use crate::alone::{is_alone, rss_mib};
+
 const STREAMS: usize = 512;
 
 /// What all readers hold, what all writers hold, and what the allocator keeps of what passed through.
@@ -21,12 +23,6 @@ const CEILING_MIB: u64 = 96 + 128 + 64;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
-}
-
-fn rss_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
 }
 
 /// Yields some of an object and then stands still.
@@ -46,6 +42,9 @@ impl futures_core::Stream for Slow {
 
 #[test]
 fn slow_streams_cost_no_more_than_is_said() {
+    if !is_alone("slow::slow_streams_cost_no_more_than_is_said") {
+        return;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();

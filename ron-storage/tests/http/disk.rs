@@ -19,7 +19,13 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{GROUP, Host, PATIENCE, content, soon, troubled::Troubled, until, until_within};
+use crate::{
+    GROUP, Host, PATIENCE,
+    alone::{is_alone, rss_mib},
+    content, soon,
+    troubled::Troubled,
+    until, until_within,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -268,15 +274,12 @@ const CROWD_PATIENCE: Duration = Duration::from_secs(120);
 /// of the clients, and what the allocator keeps of what passed through.
 const CEILING_MIB: u64 = 96 + 128 + 16 + 2 * CROWD as u64 / 8 + 64;
 
-fn rss_mib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
-}
-
 /// 512 clients that begin to read and 512 that begin to write, and then stand still.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_clients_that_hardly_move() {
+    if !is_alone("disk::a_thousand_clients_that_hardly_move") {
+        return;
+    }
     raise_file_limit();
     let default = Settings::default();
     // All of them have one address here.

@@ -3,6 +3,8 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests are not an API")]
 
 mod abuse;
+#[path = "../shared/alone.rs"]
+mod alone;
 mod client;
 mod disk;
 mod kept;
