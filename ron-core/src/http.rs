@@ -114,7 +114,8 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 pub struct CorrId(pub u64);
 
 impl CorrId {
-    /// The header it travels in.
+    /// The header it travels in. An answer from behind a [`Guard`] may have it without a value, as a place for the server to
+    /// write to; where the server is another one, the guard takes it out.
     pub const HEADER: HeaderName = HeaderName::from_static("x-corr-id");
 
     fn of(headers: &http::HeaderMap) -> Self {

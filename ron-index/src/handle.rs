@@ -555,13 +555,14 @@ impl Index {
         let inner = self.inner();
         // It is asked of sources like any lookup, so it takes one of the client's places for those.
         let _place = inner.lookup_pass(self.client)?;
-        let deadline = deadline.within(inner.settings.load().budget);
+        let (began, budget) = (now(), inner.settings.load().budget);
+        let deadline = deadline.within(budget);
         // All at once: one that is silent must not keep the others from answering.
-        let mut out: Many<&'static str, _> = Many::default();
+        let mut out: Many<Source, _> = Many::default();
         for (at, source) in inner.sources.providers.iter().enumerate() {
             if inner.left_alone(Source::Providers(at)).is_none() {
                 let asked = Arc::clone(source);
-                out.push(source.label(), Box::pin(async move { asked.locate(node, deadline).await }));
+                out.push(Source::Providers(at), Box::pin(async move { asked.locate(node, deadline).await }));
             }
         }
         let is_refused = out.is_empty() && !inner.sources.providers.is_empty();
@@ -570,21 +571,33 @@ impl Index {
             let said = deadline.limit("locate", out.next(|| false)).await.inspect_err(|_| {
                 inner.counts.deadline_hit.add(1);
                 inner.counts.locate_late.add(1);
+                // As in a lookup: one that was asked only shortly before is not to blame.
+                if began.elapsed() >= budget / 2 {
+                    out.keys().for_each(|source| inner.behaved(*source, Some(&SourceError::Timeout)));
+                }
             })?;
-            match said {
-                Some((_, Ok(Ok(Some(provider))))) => return Ok(Some(provider)),
-                Some((_, Ok(Ok(None)))) => answered += 1,
-                Some((source, Ok(Err(error)))) => {
-                    failures.get_or_insert_default().add(&error);
-                    tracing::debug!(source, %error, "locate");
+            let Some((source, said)) = said else { continue };
+            let error = match said {
+                Ok(Ok(found)) => {
+                    inner.behaved(source, None);
+                    answered += 1;
+                    match found {
+                        Some(provider) => return Ok(Some(provider)),
+                        None => continue,
+                    }
                 }
-                Some((source, Err(()))) => {
-                    failures.get_or_insert_default().add(&SourceError::Panicked);
+                Ok(Err(error)) => {
+                    tracing::debug!(source = inner.sources.label(source), %error, "locate");
+                    error
+                }
+                Err(()) => {
                     inner.metrics.tally(Counter::TasksPanicked, "source").add(1);
-                    tracing::error!(source, "a source panicked");
+                    tracing::error!(source = inner.sources.label(source), "a source panicked");
+                    SourceError::Panicked
                 }
-                None => {}
-            }
+            };
+            failures.get_or_insert_default().add(&error);
+            inner.behaved(source, Some(&error));
         }
         match failures {
             _ if is_refused => Err(inner.breaker_open()),

@@ -28,7 +28,7 @@ use crate::{
     },
     metrics::{Counts, REFRESHES},
     settings::Settings,
-    source::{Manifests, Names, Providers},
+    source::{Manifests, Names, Providers, SourceError},
 };
 
 pub(crate) const ADAPTING: LockSpec = LockSpec::new("ron-index", "adapting", 510)
@@ -281,6 +281,28 @@ impl Inner {
     pub(crate) fn left_alone(&self, source: Source) -> Option<Instant> {
         let view = self.breakers.load()[self.sources.number(source)];
         (view.state != BreakerState::Closed).then_some(view.until)
+    }
+
+    /// Counts how a source answered, and tells the one who decides whether it is left alone.
+    pub(crate) fn behaved(&self, source: Source, error: Option<&SourceError>) {
+        let counts = &self.of_source[self.sources.number(source)];
+        match error {
+            Some(SourceError::Invalid(why)) => {
+                counts.invalid.add(1);
+                tracing::warn!(source = self.sources.label(source), why, "an answer does not hold");
+            }
+            Some(SourceError::Timeout) => counts.late.add(1),
+            _ => {}
+        }
+        if error.is_some() {
+            counts.errors.add(1);
+        }
+        // It says nothing about how sound the source is.
+        if matches!(error, Some(SourceError::NotReady { .. })) {
+            return;
+        }
+        // What is shed is counted by the lane: the next question says the same.
+        let _ = self.behaviour.try_push(Behaviour { source, is_failure: error.is_some() });
     }
 
     /// A source that is left alone, the one that may be asked first, for the error that says so.

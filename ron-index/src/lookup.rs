@@ -334,31 +334,15 @@ fn on_said(
     }
 }
 
-/// Counts how a source behaved, and tells the one who decides whether it is left alone.
+/// Counts how a source behaved and what it took, and tells the one who decides whether it is left alone.
 fn note(inner: &Inner, slot: &Slot, took: Duration, error: Option<&SourceError>) {
-    let number = inner.sources.number(slot.source);
-    let counts = &inner.of_source[number];
-    match error {
-        Some(SourceError::Invalid(why)) => {
-            counts.invalid.add(1);
-            tracing::warn!(source = inner.sources.label(slot.source), why, "an answer does not hold");
-        }
-        Some(SourceError::Timeout) => counts.late.add(1),
-        _ => {}
-    }
-    if error.is_some() {
-        counts.errors.add(1);
-    }
-    // It says nothing about how quick or how sound the source is.
-    if matches!(error, Some(SourceError::NotReady { .. })) {
-        return;
-    }
-    if matches!(slot.source, Source::Providers(_)) {
+    inner.behaved(slot.source, error);
+    // One that cannot know yet says nothing about how quick it is.
+    let is_answer = !matches!(error, Some(SourceError::NotReady { .. }));
+    if is_answer && matches!(slot.source, Source::Providers(_)) {
         inner.lookup_seconds.observe(took.as_secs_f64());
         inner.adapting.lock().hedging.on_answer(took);
     }
-    // What is shed is counted by the lane: the next question says the same.
-    let _ = inner.behaviour.try_push(Behaviour { source: slot.source, is_failure: error.is_some() });
 }
 
 /// It was called off, because there is enough. One that has brought somebody works, whether it was done or not. Of the

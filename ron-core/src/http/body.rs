@@ -15,7 +15,7 @@ use std::{
 
 use axum::{
     body::{Body, Bytes},
-    extract::Request,
+    extract::{MatchedPath, Request},
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -24,7 +24,6 @@ use super::{
     CorrId, Problem, Settings, causes,
     guard::{Held, Place},
     inflate::{Inflate, InflateError},
-    metrics::RouteCounts,
     pace::{PaceLimit, Paced},
 };
 
@@ -88,7 +87,8 @@ impl From<InflateError> for BodyError {
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) corr: CorrId,
-    pub(super) route: OnceLock<Arc<RouteCounts>>,
+    /// The template of the route, if it has a guard.
+    route: OnceLock<MatchedPath>,
     /// Places that guards gave the request, once its answer is there.
     places: Mutex<Option<Held>>,
     body_max: AtomicU64,
@@ -108,6 +108,17 @@ impl Scope {
             own_deadline: AtomicBool::new(false),
             cut: AtomicU8::new(0),
         }
+    }
+
+    /// Tells which route it is, for the metrics. The first one to tell is right: it is the outermost.
+    pub(super) fn note_route(&self, template: &MatchedPath) {
+        if self.route.get().is_none() {
+            let _ = self.route.set(template.clone());
+        }
+    }
+
+    pub(super) fn route(&self) -> Option<&MatchedPath> {
+        self.route.get()
     }
 
     /// Keeps `place` until the answer is written.

@@ -4,12 +4,12 @@ use std::{
     cell::RefCell,
     convert::Infallible,
     fmt,
-    future::{Future, poll_fn},
+    future::{Future, Ready, poll_fn, ready},
     io,
     net::IpAddr,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::future::RouteFuture,
 };
-use http::{HeaderValue, Method, StatusCode, Version, header};
+use http::{Extensions, HeaderValue, Method, StatusCode, Uri, Version, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -45,6 +45,7 @@ use super::{
 use crate::{
     Counter, Deadline, Metrics, Snapshot, Spawner, Stop, Tally, TaskSpec, Watch,
     supervisor::{catch, catch_all},
+    sync::{Mutex, lock},
 };
 
 pub(super) const CONNECTION: TaskSpec =
@@ -61,10 +62,13 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Header lines that the parser has room for without being told. Told, it fills the room anew for every request.
 const PARSER_HEADERS: usize = 100;
 
+/// Routes whose counters a connection remembers. One client asks for few; for others there is a lookup under a lock.
+const ROUTES_KNOWN: usize = 8;
+
 /// What all connections of a server share.
 pub(super) struct Shared {
-    work: Snapshot<Router>,
-    ops: Option<Router>,
+    work: Snapshot<Routes>,
+    ops: Option<Routes>,
     settings: Settings,
     pub(super) proxies: TrustedProxies,
     wrap: Option<Arc<dyn Wrap>>,
@@ -90,8 +94,8 @@ impl Shared {
         stop: Stop,
     ) -> Self {
         Shared {
-            work: Snapshot::new(work.layer(NoteRoute(http_metrics.clone()))),
-            ops: ops.map(|ops| ops.layer(NoteRoute(http_metrics.clone()))),
+            work: Snapshot::new(Routes::new(work)),
+            ops: ops.map(Routes::new),
             settings,
             proxies,
             wrap,
@@ -107,7 +111,13 @@ impl Shared {
 
     /// From the next request on, `work` answers.
     pub(super) fn mount(&self, work: Router) {
-        self.work.replace(work.layer(NoteRoute(self.metrics.clone())));
+        self.work.replace(Routes::new(work));
+    }
+
+    fn panicked(&self, panic: &str, corr: CorrId) -> Response {
+        self.panics.add(1);
+        tracing::error!(panic, corr_id = %corr, "a handler panicked");
+        Problem::panicked().into_response()
     }
 
     fn pace(&self) -> PaceLimit {
@@ -182,6 +192,11 @@ impl Connection {
 
         let (wire, control) = Wire::new(stream, shared.wire_limits(seat.is_lobby()));
         let handover = Handover::default();
+        let mut told = Extensions::new();
+        told.insert(CorrId(0));
+        told.insert(peer.map_or(ClientAddr::Local, ClientAddr::Ip));
+        told.insert(Deadline::at(crate::now()));
+        told.insert(stop.clone());
         let requests = Requests {
             work: RefCell::new(Work::new(shared.work.watch())),
             scope: RefCell::new(Arc::new(Scope::new(CorrId(0), &shared.settings))),
@@ -189,8 +204,10 @@ impl Connection {
                 shared: Arc::clone(&shared),
                 wire: control.clone(),
                 handover: handover.clone(),
+                counts: Mutex::new(Vec::new()),
             }),
             peer,
+            told,
             lobby: seat.is_lobby(),
         };
         let mut parser = http1::Builder::new();
@@ -305,35 +322,38 @@ struct Requests {
     scope: RefCell<Arc<Scope>>,
     link: Arc<Link>,
     peer: Option<IpAddr>,
+    /// What requests have in their extensions, but for what differs each time. A copy of it need not grow.
+    told: Extensions,
     lobby: bool,
 }
 
 /// The host's routes, as this connection has them. A copy of its own: to make one for each request, all cores would count the same
 /// thing.
 struct Work {
-    newest: Watch<Router>,
+    newest: Watch<Routes>,
     routes: Router,
-    copied: Arc<Router>,
+    copied: Arc<Routes>,
 }
 
 impl Work {
-    fn new(mut newest: Watch<Router>) -> Self {
+    fn new(mut newest: Watch<Routes>) -> Self {
         let copied = Arc::clone(newest.get());
-        Work { newest, routes: Router::clone(&copied), copied }
+        Work { newest, routes: copied.router.clone(), copied }
     }
 
     fn routes(&mut self) -> &mut Router {
         let newest = self.newest.get();
         if !Arc::ptr_eq(newest, &self.copied) {
-            (self.routes, self.copied) = (Router::clone(newest), Arc::clone(newest));
+            (self.routes, self.copied) = (newest.router.clone(), Arc::clone(newest));
         }
         &mut self.routes
     }
 }
 
 /// Who answers a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whom {
-    Ops(Router),
+    Ops,
     Work,
 }
 
@@ -343,6 +363,31 @@ struct Link {
     shared: Arc<Shared>,
     wire: WireControl,
     handover: Handover,
+    /// Where requests to the routes that were asked for last are counted, the newest last.
+    counts: Mutex<Vec<(MatchedPath, Arc<RouteCounts>)>>,
+}
+
+impl Link {
+    /// Counts an answer of the route with this template; without one, of those that no route is for.
+    fn answered(&self, template: Option<&MatchedPath>, method: &Method, status: StatusCode, took: Duration) {
+        let Some(template) = template else {
+            return self.shared.metrics.unmatched().answered(method, status, took);
+        };
+        let mut known = lock(&self.counts);
+        // Nearly always they are one text, and not only equal.
+        let is_same = |one: &MatchedPath| {
+            std::ptr::eq(one.as_str(), template.as_str()) || one.as_str() == template.as_str()
+        };
+        if let Some((_, counts)) = known.iter().find(|(one, _)| is_same(one)) {
+            return counts.answered(method, status, took);
+        }
+        let counts = self.shared.metrics.route(template.as_str());
+        counts.answered(method, status, took);
+        if known.len() == ROUTES_KNOWN {
+            known.remove(0);
+        }
+        known.push((template.clone(), counts));
+    }
 }
 
 impl hyper::service::Service<http::Request<Incoming>> for Requests {
@@ -352,32 +397,28 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
 
     fn call(&self, request: http::Request<Incoming>) -> Exchange {
         let began = crate::now();
-        let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
+        let coding = request.headers().get(header::TRANSFER_ENCODING);
         let length = match request.body().size_hint().exact() {
-            Some(bytes) if !chunked => BodyLength::Exact(bytes),
+            Some(bytes) if coding.is_none() => BodyLength::Exact(bytes),
             _ => BodyLength::Unknown,
         };
         self.link.wire.begin_request(length);
-        let settings = &self.link.shared.settings;
-        let mut exchange = Exchange {
-            scope: self.scope(CorrId::of(request.headers())),
-            method: request.method().clone(),
-            link: Arc::clone(&self.link),
-            last: length == BodyLength::Unknown || self.lobby,
-            began,
-            deadline: Deadline::at(began + settings.deadline.min(Deadline::LONGEST)),
-            state: Doing::Nothing,
-        };
-        exchange.state = match self.route(&request) {
-            Ok(whom) => self.begin(&exchange, whom, request, length),
+        let deadline = Deadline::at(began + self.link.shared.settings.deadline.min(Deadline::LONGEST));
+        let scope = self.scope(CorrId::of(request.headers()));
+        let method = request.method().clone();
+        let mut last = length == BodyLength::Unknown || self.lobby;
+        let (asked, state) = match self.route(&request, coding) {
+            Ok(whom) => {
+                let uri = request.uri().clone();
+                (Some((whom, uri)), self.begin(&scope, deadline, whom, request, length))
+            }
             Err(problem) => {
                 // Whose head makes no sense may have meant what follows otherwise too.
-                exchange.last |=
-                    matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED);
-                Doing::Said(Box::new(problem.into_response()))
+                last |= matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED);
+                (None, Doing::Said(Box::new(problem.into_response())))
             }
         };
-        exchange
+        Exchange { link: Arc::clone(&self.link), scope, method, last, began, deadline, asked, state }
     }
 }
 
@@ -394,23 +435,26 @@ impl Requests {
     }
 
     /// Who answers: the health routes always, the work only while there is room and time for it.
-    fn route(&self, request: &http::Request<Incoming>) -> Result<Whom, Problem> {
+    fn route(
+        &self,
+        request: &http::Request<Incoming>,
+        coding: Option<&HeaderValue>,
+    ) -> Result<Whom, Problem> {
         let shared = &self.link.shared;
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Problem::malformed("a request has one host"));
         }
         // The parser looks for `chunked` at the end; what is before it nobody here would take off again.
-        let coding = request.headers().get(header::TRANSFER_ENCODING).map(HeaderValue::as_bytes);
-        if coding.is_some_and(|coding| !coding.trim_ascii().eq_ignore_ascii_case(b"chunked")) {
+        if coding.is_some_and(|coding| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked")) {
             return Err(Problem::new(
                 StatusCode::NOT_IMPLEMENTED,
                 "transfer_encoding",
                 "bodies come plain or in chunks",
             ));
         }
-        if let Some(ops) = shared.ops.as_ref().filter(|_| ops::is_ops(request.uri().path())) {
-            Ok(Whom::Ops(ops.clone()))
+        if shared.ops.is_some() && ops::is_ops(request.uri().path()) {
+            Ok(Whom::Ops)
         } else if shared.stop.is_requested() {
             Err(Problem::draining())
         } else if self.lobby {
@@ -423,12 +467,13 @@ impl Requests {
     /// Hands the request to its router.
     fn begin(
         &self,
-        exchange: &Exchange,
+        scope: &Arc<Scope>,
+        deadline: Deadline,
         whom: Whom,
         request: http::Request<Incoming>,
         length: BodyLength,
     ) -> Doing {
-        let (shared, scope) = (&self.link.shared, &exchange.scope);
+        let shared = &self.link.shared;
         let client = match self.peer {
             Some(peer) => ClientAddr::Ip(shared.proxies.client(peer, request.headers())),
             None => ClientAddr::Local,
@@ -441,24 +486,32 @@ impl Requests {
             }
             Body::new(Arriving::new(body, Arc::clone(scope), shared.pace()))
         });
-        let extensions = request.extensions_mut();
-        extensions.insert(Arc::clone(scope));
-        extensions.insert(scope.corr);
-        extensions.insert(client);
-        extensions.insert(exchange.deadline);
-        extensions.insert(shared.stop.clone());
+        let mut told = self.told.clone();
+        told.insert(Arc::clone(scope));
+        tell(&mut told, scope.corr);
+        tell(&mut told, client);
+        tell(&mut told, deadline);
+        request.extensions_mut().extend(told);
         if has_body {
             // The body counts itself, by the limit of its route.
             DefaultBodyLimit::disable().apply(&mut request);
         }
-        let called = match whom {
-            Whom::Ops(mut ops) => catch(|| ops.call(request)),
-            Whom::Work => catch(|| self.work.borrow_mut().routes().call(request)),
+        let called = match (whom, &shared.ops) {
+            (Whom::Ops, Some(ops)) => catch(|| ops.router.clone().call(request)),
+            _ => catch(|| self.work.borrow_mut().routes().call(request)),
         };
         match called {
             Ok(work) => Doing::Work(work, None),
-            Err(panic) => Doing::Said(Box::new(exchange.panicked(&panic))),
+            Err(panic) => Doing::Said(Box::new(shared.panicked(&panic, scope.corr))),
         }
+    }
+}
+
+/// Puts `news` where something of its kind was.
+fn tell<T: Clone + Send + Sync + 'static>(told: &mut Extensions, news: T) {
+    match told.get_mut() {
+        Some(place) => *place = news,
+        None => drop(told.insert(news)),
     }
 }
 
@@ -471,6 +524,8 @@ struct Exchange {
     last: bool,
     began: Instant,
     deadline: Deadline,
+    /// Who was asked, and for what.
+    asked: Option<(Whom, Uri)>,
     state: Doing,
 }
 
@@ -523,20 +578,20 @@ impl Future for Exchange {
 
 impl Exchange {
     fn panicked(&self, panic: &str) -> Response {
-        self.link.shared.panics.add(1);
-        tracing::error!(panic, corr_id = %self.scope.corr, "a handler panicked");
-        Problem::panicked().into_response()
+        self.link.shared.panicked(panic, self.scope.corr)
     }
 
     /// The answer as it goes to the parser.
     fn leave(&mut self, mut response: Response) -> http::Response<Leaving> {
         self.finish(&mut response);
-        let route = self.scope.route.get().unwrap_or_else(|| self.link.shared.metrics.unmatched());
         let (method, status) = (&self.method, response.status());
         let took = crate::now().saturating_duration_since(self.began);
-        route.answered(method, status, took);
+        let unguarded = if self.scope.route().is_some() { None } else { self.template() };
+        let template = self.scope.route().or(unguarded.as_ref());
+        self.link.answered(template, method, status, took);
+        let route = template.map_or("unmatched", MatchedPath::as_str);
         tracing::debug!(
-            corr_id = %self.scope.corr, route = route.name(), %method, status = status.as_u16(), ?took, "answered"
+            corr_id = %self.scope.corr, route, %method, status = status.as_u16(), ?took, "answered"
         );
         let mut held = self.scope.take_places();
         if status == StatusCode::SWITCHING_PROTOCOLS {
@@ -546,6 +601,22 @@ impl Exchange {
         }
         let link = Arc::clone(&self.link);
         response.map(|body| Leaving { body, link, _held: held })
+    }
+
+    /// The template of a route that has no guard that would have told it. Where others were mounted meanwhile, it is theirs.
+    fn template(&self) -> Option<MatchedPath> {
+        let (whom, uri) = self.asked.as_ref()?;
+        let mut names = match (whom, &self.link.shared.ops) {
+            (Whom::Ops, Some(ops)) => ops.names.clone(),
+            _ => self.link.shared.work.load().names.clone(),
+        };
+        let mut request = Request::new(Body::empty());
+        (*request.method_mut(), *request.uri_mut()) = (self.method.clone(), uri.clone());
+        match pin!(names.call(request)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(mut response)) => response.extensions_mut().remove(),
+            Poll::Ready(Err(impossible)) => match impossible {},
+            Poll::Pending => None,
+        }
     }
 
     /// What every answer has, whoever gave it.
@@ -558,8 +629,8 @@ impl Exchange {
         {
             *response = cut.problem().into_response();
         }
-        let bare = !response.headers().contains_key(header::CONTENT_TYPE);
-        if let Some(problem) = Problem::of_status(response.status()).filter(|_| bare) {
+        let is_bare = |response: &Response| !response.headers().contains_key(header::CONTENT_TYPE);
+        if let Some(problem) = Problem::of_status(response.status()).filter(|_| is_bare(response)) {
             let allow = response.headers_mut().remove(header::ALLOW);
             *response = problem.into_response();
             if let Some(allow) = allow {
@@ -617,54 +688,50 @@ impl fmt::Debug for Leaving {
     }
 }
 
-/// Tells the scope of a request which route it matched, for the metrics: that is known only inside the router.
+/// A host's routes, and the same once more with nothing behind them but their names.
+///
+/// Which route it was is known only inside the router. A layer around every route could tell, but to go through one costs as much as
+/// the rest of the router. So the guards of routes tell; for a route without one, the names are asked afterwards.
+struct Routes {
+    router: Router,
+    names: Router,
+}
+
+impl Routes {
+    fn new(router: Router) -> Self {
+        Routes { names: router.clone().layer(Naming), router }
+    }
+}
+
+/// Puts in the place of a route its name.
 #[derive(Debug, Clone)]
-struct NoteRoute(HttpMetrics);
+struct Naming;
 
 #[derive(Debug, Clone)]
-struct NotesRoute<S> {
-    inner: S,
-    noted: Arc<Noted>,
-}
+struct Named;
 
-#[derive(Debug)]
-struct Noted {
-    metrics: HttpMetrics,
-    /// The route that this stands before, once a request has matched it.
-    counts: OnceLock<Arc<RouteCounts>>,
-}
+impl<S> Layer<S> for Naming {
+    type Service = Named;
 
-impl Noted {
-    fn counts(&self, path: &str) -> Arc<RouteCounts> {
-        let counts = self.counts.get_or_init(|| self.metrics.route(path));
-        // One service may have been mounted under two paths.
-        if counts.name() == path { Arc::clone(counts) } else { self.metrics.route(path) }
+    fn layer(&self, _: S) -> Named {
+        Named
     }
 }
 
-impl<S> Layer<S> for NoteRoute {
-    type Service = NotesRoute<S>;
+impl Service<Request> for Named {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Ready<Result<Response, Infallible>>;
 
-    fn layer(&self, inner: S) -> NotesRoute<S> {
-        let noted = Noted { metrics: self.0.clone(), counts: OnceLock::new() };
-        NotesRoute { inner, noted: Arc::new(noted) }
-    }
-}
-
-impl<S: Service<Request>> Service<Request> for NotesRoute<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request) -> S::Future {
-        let extensions = request.extensions();
-        if let (Some(scope), Some(path)) = (extensions.get::<Arc<Scope>>(), extensions.get::<MatchedPath>()) {
-            let _ = scope.route.set(self.noted.counts(path.as_str()));
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let mut response = Response::default();
+        if let Some(template) = request.extensions_mut().remove::<MatchedPath>() {
+            response.extensions_mut().insert(template);
         }
-        self.inner.call(request)
+        ready(Ok(response))
     }
 }

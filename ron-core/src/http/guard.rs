@@ -20,7 +20,7 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::Request,
+    extract::{MatchedPath, Request},
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -30,7 +30,7 @@ use tokio::time::{Sleep, sleep_until};
 use tower::{Layer, Service};
 
 use super::{
-    ClientAddr, Problem, Settings,
+    ClientAddr, CorrId, Problem, Settings,
     body::{Plain, Scope},
 };
 use crate::{
@@ -172,6 +172,10 @@ pub fn only(hosts: Hosts) -> Guard {
 impl Rules {
     /// Lets `request` in, or says why not. Nothing of the body is read.
     fn admit(&self, request: &mut Request) -> Result<Admitted, Problem> {
+        let scope = request.extensions().get::<Arc<Scope>>().cloned();
+        if let (Some(scope), Some(template)) = (&scope, request.extensions().get::<MatchedPath>()) {
+            scope.note_route(template);
+        }
         if let Some(hosts) = &self.hosts {
             hosts.check(request.uri(), request.headers())?;
         }
@@ -185,7 +189,6 @@ impl Rules {
             })?),
             None => None,
         };
-        let scope = request.extensions().get::<Arc<Scope>>().cloned();
         let deadline = self.deadline.map(Deadline::after);
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
@@ -545,6 +548,10 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for Guarding<F> {
                 return Poll::Ready(Ok(Problem::timeout().into_response()));
             }
         };
+        // Only our server writes into the place that is left for it.
+        if scope.is_none() && response.headers().get(CorrId::HEADER).is_some_and(HeaderValue::is_empty) {
+            response.headers_mut().remove(CorrId::HEADER);
+        }
         // With another server than ours, the answer itself is all that lives until it is written.
         match (place.take(), scope) {
             (Some(place), Some(scope)) => scope.hold(place),

@@ -189,6 +189,45 @@ async fn requests_are_counted_by_template() {
     assert_eq!(host.series("request_latency_seconds_count{route=\"/ok/{id}\"}"), 6);
 }
 
+/// The guard of a route tells which it is; where there is none, or it was not asked, the router is. To a reader of the metrics it is
+/// the same, on one connection as on many, and whatever the answer.
+#[tokio::test]
+async fn routes_are_counted_alike_with_a_guard_and_without() {
+    let guarded = |name| get(async || "ok").layer(Guard::new(name).body_bytes_max(1));
+    let inner = Router::new().route("/a/{id}", guarded("nested")).route("/b/{id}", get(async || "ok"));
+    let mut routes = Router::new().route("/plain/{id}", get(async || "ok")).nest("/in", inner);
+    // More than a connection remembers.
+    for number in 0..12 {
+        routes = routes.route(&format!("/guarded{number}/{{id}}"), guarded("guarded"));
+    }
+    let host = Host::start(routes, short()).await;
+    let mut one = host.connect().await;
+    for round in 0..3 {
+        let guarded = (0..12).map(|number| format!("/guarded{number}"));
+        for path in guarded.chain(["/plain", "/in/a", "/in/b"].map(String::from)) {
+            one.send(format!("GET {path}/{round} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+            assert_eq!(one.answer().await.status, 200, "{path}");
+        }
+    }
+    let head = "HTTP/1.1\r\nhost: localhost\r\n";
+    assert_eq!(host.ask(&format!("DELETE /guarded0/1 {head}\r\n")).await.status, 405);
+    let large = format!("GET /guarded0/1 {head}content-length: 2\r\n\r\nab");
+    assert_eq!(host.ask(&large).await.status, 413);
+    let requests = |route: &str, method: &str, status: &str| {
+        host.series(&format!(
+            "http_requests_total{{route=\"{route}\",method=\"{method}\",status=\"{status}\"}}"
+        ))
+    };
+    for number in 0..12 {
+        assert_eq!(requests(&format!("/guarded{number}/{{id}}"), "GET", "2xx"), 3, "{number}");
+    }
+    for route in ["/plain/{id}", "/in/a/{id}", "/in/b/{id}"] {
+        assert_eq!(requests(route, "GET", "2xx"), 3, "{route}");
+    }
+    assert_eq!(requests("/guarded0/{id}", "DELETE", "4xx"), 1);
+    assert_eq!(requests("/guarded0/{id}", "GET", "4xx"), 1);
+}
+
 #[tokio::test]
 async fn health_says_how_things_are() {
     let host = Host::start(Router::new(), short()).await;

@@ -150,7 +150,8 @@ impl Rendered {
         let mut headers = head(answer, &etag, cache_control(answer.ttl(), staleness));
         headers.insert(header::CONTENT_TYPE, JSON);
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-        // There already, so that the server writes it into its place and the map need not grow.
+        // There already, so that the server writes it into its place and the map need not grow. The guard takes it out where
+        // the server is not ours.
         headers.insert(CorrId::HEADER, HeaderValue::from_static(""));
         Rendered { body, etag, headers, version }
     }

@@ -134,6 +134,10 @@ pub(super) fn has(headers: &HeaderMap, etag: &HeaderValue) -> bool {
 
 /// How many providers, and whether with what their places are made of.
 pub(super) fn limit_and_explain(request: &Request) -> Result<(usize, bool), Problem> {
+    // As nearly everybody asks.
+    if request.uri().query().is_none() {
+        return Ok((LIMIT_DEFAULT, false));
+    }
     let query = Query::of(request, &["limit", "explain"])?;
     Ok((query.limit("limit", LIMIT_DEFAULT, PROVIDERS_LIMIT)?, query.flag("explain")?))
 }

@@ -5,7 +5,10 @@ use std::{sync::atomic::Ordering, time::Duration};
 use ron_core::{BreakerState, Event, NodeId, now};
 use ron_index::{IndexError, source::SourceError};
 
-use super::world::{Does, Scripted, World, content, ms, settle, soon};
+use super::{
+    contract::futures_of,
+    world::{Does, Scripted, World, content, ms, settle, soon},
+};
 
 fn broken() -> Does {
     Does::Fails(SourceError::Failed("broken".into()))
@@ -105,6 +108,45 @@ async fn silence_is_a_failure_too() {
     settle().await;
     assert_ne!(world.index.status().sources[0].1, BreakerState::Closed, "always slower than the delay");
     assert_eq!(world.index.status().sources[1].1, BreakerState::Closed);
+    world.host.shutdown().await;
+}
+
+/// Where nodes are was asked of sources as if nothing could be learned from it: one that failed every time was asked for ever, and
+/// each caller waited for it. Now it is left alone after as many failures as in lookups.
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_locate_is_left_alone() {
+    let node = NodeId::from_bytes([3; 32]);
+    for (does, error) in [
+        (broken(), IndexError::Unavailable),
+        (Does::Panics, IndexError::Unavailable),
+        (Does::Hangs, IndexError::Timeout { op: "locate" }),
+    ] {
+        let source = Scripted::new("source", ms(1), does.clone());
+        let world = World::of(&[&source]);
+        // At once: ten that hang, one after the other, would not be in one window.
+        let calls = (0..10).map(|_| world.index.locate(node, soon()));
+        for said in futures_of(calls.collect()).await {
+            assert_eq!(said.unwrap_err(), error, "{does:?}");
+        }
+        settle().await;
+        let refused = world.index.locate(node, soon()).await.unwrap_err();
+        assert!(matches!(refused, IndexError::BreakerOpen { target: "source", .. }), "{does:?}: {refused:?}");
+        assert!(world.series("source_errors_total{source=\"source\"}") >= 10.0, "{}", world.counters());
+        world.host.shutdown().await;
+    }
+
+    // Answers count as well: half of them must be failures, and that somebody is not known is an answer.
+    let source = Scripted::new("source", ms(1), Does::Finds(vec![1]));
+    let world = World::of(&[&source]);
+    for number in 0..40 {
+        source.now_does(ms(1), if number % 4 == 0 { broken() } else { Does::Finds(vec![1]) });
+        let _ = world
+            .index
+            .locate(if number % 2 == 0 { node } else { NodeId::from_bytes([78; 32]) }, soon())
+            .await;
+    }
+    settle().await;
+    assert_eq!(world.index.status().sources[0].1, BreakerState::Closed);
     world.host.shutdown().await;
 }
 

@@ -152,6 +152,23 @@ pub(crate) async fn served() -> (Served, Scripted) {
     (Served::start(World::start(builder, settings)).await, source)
 }
 
+/// Answers out of the cache leave a place for the correlation that our server writes. Behind another server it was sent as it was,
+/// `x-corr-id:` without a value.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_another_server_no_correlation_is_sent() {
+    let (served, _) = served().await;
+    let mut routes = http::lookups(&served.world.index);
+    for path in ["tools/it", "tools/it", "tools/it?limit=1", "nobody/knows"] {
+        let request =
+            axum::http::Request::get(format!("/resolve/{path}")).body(axum::body::Body::empty()).unwrap();
+        let response = ron_core::http::Service::call(&mut routes, request).await.unwrap();
+        assert_eq!(response.headers().get("x-corr-id"), None, "{path}");
+        let ours = served.get(&format!("/resolve/{path}"), "").await;
+        assert_eq!(ours.status, response.status().as_u16(), "{path}");
+        assert_eq!(ours.header("x-corr-id").len(), 16, "{path}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_resolved_with_everything_that_caches_want() {
     let (served, source) = served().await;
