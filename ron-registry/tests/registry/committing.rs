@@ -710,7 +710,7 @@ async fn a_log_is_found_again_and_another_is_not_taken_for_it() {
     let forked = Checkpoint { size: 2, ..seen.clone() };
     check(open(forked, LOG_KEY, ORIGIN).await, "not the log of 2 entries");
     check(open(old.clone(), [1; 32], ORIGIN).await, "its checkpoint");
-    check(open(old, LOG_KEY, "example.com/other").await, "version 1");
+    check(open(old, LOG_KEY, "example.com/other").await, "the log is example.com/other");
     host.shutdown().await;
 }
 
