@@ -744,7 +744,9 @@ fn opened(note: &Note, trust: &LogTrust) -> Result<Checkpoint, Caught> {
         let by: Vec<&str> = note.signatures().iter().map(|signature| signature.name()).collect();
         let key = trust.log();
         match error {
-            CheckpointError::Note(_) => Caught(format!(
+            CheckpointError::Note(_)
+            | CheckpointError::OtherKey { .. }
+            | CheckpointError::OtherLog { .. } => Caught(format!(
                 "the head is not signed with this --log-key: that is a key of {}, and {} signed",
                 key.name(),
                 if by.is_empty() { "nobody".to_owned() } else { by.join(", ") }

@@ -163,7 +163,9 @@ pub struct Status {
     pub names: usize,
     /// Up to where the verifier has come in this pass.
     pub verified: u64,
-    /// Whether reads and writes can be expected to succeed.
+    /// Whether reads and writes can be expected to succeed on the supervisor it runs on. Readiness is shared by all that run
+    /// there, as a host that answers for all of them wants it; the registry's own gates are those called `registry.…`,
+    /// `proposals` and `approvals`. Give it a supervisor of its own, and this is about the registry alone.
     pub ready: ReadyStatus,
 }
 

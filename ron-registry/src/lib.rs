@@ -122,19 +122,20 @@ pub use handle::{
     NameAnswer, NameAnswerError, Outcome, PendingProposal, Receipt, Registry, ReloadSource, Status,
 };
 pub use logic::{
-    chain::{ChainHash, Head},
+    chain::{ChainHash, HashTextError, Head},
     checkpoint::{Checkpoint, CheckpointError, LogTrust, ProofFile, add_cosignatures, witness_request},
     entry::Entry,
     merkle::{ProofError, TreeHash, verify_consistency, verify_inclusion},
-    names::{Latest, NameProof, NameProofError},
-    note::{KeyKind, Note, NoteError, NoteSigner, NoteVerifier},
+    names::{Latest, MapHash, NameProof, NameProofError},
+    note::{KeyKind, Note, NoteError, NoteSignature, NoteSigner, NoteVerifier, SignedBy},
     policy::{Group, Policy, PolicyError, Right, Rule, Signer},
     proposal::{
-        Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval, VerifiedApproval,
+        Action, Approval, Content, FormError, Name, Proposal, ProposalId, RecordedApproval, Statement,
+        VerifiedApproval,
     },
     quorum::Limits,
     state::Refused,
-    tiles::{Level, Tile},
+    tiles::{Level, Tile, TilePathError},
 };
 pub use settings::{Retention, Settings};
 pub use shared::{Opened, RegistryUpdated};

@@ -421,7 +421,7 @@ pub(crate) async fn beginning(
     let (state, tree, entry) =
         opened.map_err(|error| untrusted(format!("the snapshot of version {version}: {error}")))?;
     if state.origin() != origin {
-        return Err(untrusted(format!("it is the log {}", state.origin())));
+        return Err(untrusted(format!("it is the log {}, and not {origin}", state.origin())));
     }
     Ok((state, tree, Some(entry)))
 }
@@ -500,6 +500,14 @@ async fn load_from(
         let (goal, shown) = stored_heads(&bytes);
         (Some(goal), shown)
     });
+    // Before the entries, of which the first would only say that it follows another: the head says which log it is, and
+    // whose.
+    let goal = goal.map(|bytes| {
+        let note = Note::parse(&bytes).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+        let said = trust.open(&note).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+        Ok::<_, RegistryError>((note, said))
+    });
+    let goal = goal.transpose()?;
     // What a follower has shown before it went on its way; nothing else has two heads.
     let shown = shown.and_then(|bytes| Note::parse(&bytes).ok());
     let shown = shown.and_then(|note| Some((trust.open(&note).ok()?, Arc::new(note))));
@@ -545,9 +553,7 @@ async fn load_from(
     }
     let found = Checkpoint { origin: origin.to_owned(), size: tree.size(), root: tree.root() };
     let checkpoint = match goal {
-        Some(bytes) => {
-            let note = Note::parse(&bytes).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
-            let said = trust.open(&note).map_err(|error| untrusted(format!("its checkpoint: {error}")))?;
+        Some((note, said)) => {
             let is_on_its_way = signer.is_none() && said.size > found.size;
             if is_on_its_way {
                 if let Some(before) = before {

@@ -15,7 +15,8 @@ use std::{
 };
 
 use ron_core::{
-    Affects, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Reply, Restart, Stop, Supervisor, TaskSpec,
+    Affects, Counter, Deadline, Inbox, Lane, LaneSpec, Ready, ReadyGate, Reply, Restart, Stop, Supervisor,
+    TaskSpec,
 };
 use tokio::time::{Instant, sleep};
 
@@ -236,7 +237,11 @@ pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, Registry
     };
     // A million names are more than a hundred megabytes.
     let parts = shared.spawner.blocking("snapshot_write", deadline(), encode).await??;
-    let freed = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await?;
+    let kept = shared.store.prune(StoredSnapshot { version: upto, parts }, deadline()).await;
+    if matches!(kept, Err(StoreError::Timeout { .. })) {
+        shared.metrics.tally(Counter::IoTimeouts, "write").add(1);
+    }
+    let freed = kept?;
     shared.tree.lock().prune(upto);
     shared.marks.lock().prune(upto);
     shared.contents.prune(upto);

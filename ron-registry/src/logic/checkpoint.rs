@@ -31,10 +31,21 @@ pub enum CheckpointError {
         /// What is wrong.
         what: &'static str,
     },
-    /// It is about another log.
-    #[error("a checkpoint of {found}")]
+    /// It is about another log. Whoever asked has the wrong log, or was given the wrong name.
+    #[error("a checkpoint of {found}, and the log is {expected}")]
     OtherLog {
-        /// The log it is about.
+        /// The log that is believed.
+        expected: String,
+        /// The log it says it is about.
+        found: String,
+    },
+    /// It says that it is about this log, and the log's key has not signed it. Whoever asked was given the wrong key, or the
+    /// checkpoint is forged.
+    #[error("signed with {found}, and the key of the log is {expected}")]
+    OtherKey {
+        /// The key that is believed, as `name+id`.
+        expected: String,
+        /// Those that signed, in the same form.
         found: String,
     },
     /// Fewer witnesses than asked for have signed it.
@@ -141,11 +152,14 @@ impl LogTrust {
     ///
     /// # Errors
     /// [`CheckpointError::Note`], [`CheckpointError::Malformed`], [`CheckpointError::OtherLog`],
-    /// [`CheckpointError::TooFewWitnesses`].
+    /// [`CheckpointError::OtherKey`], [`CheckpointError::TooFewWitnesses`].
     pub fn open(&self, note: &Note) -> Result<Checkpoint, CheckpointError> {
-        let signed = note.verify(&self.verifiers)?;
+        let signed = match note.verify(&self.verifiers) {
+            Err(NoteError::Unsigned) => Vec::new(),
+            signed => signed?,
+        };
         if signed.iter().all(|by| by.verifier != 0) {
-            return Err(NoteError::Unsigned.into());
+            return Err(self.stranger(note));
         }
         let (found, needed) = (signed.len() - 1, self.witnesses_needed);
         if found < needed {
@@ -153,9 +167,29 @@ impl LogTrust {
         }
         let checkpoint = Checkpoint::parse(note.text())?;
         if checkpoint.origin != self.origin() {
-            return Err(CheckpointError::OtherLog { found: checkpoint.origin });
+            return Err(self.other_log(checkpoint.origin));
         }
         Ok(checkpoint)
+    }
+
+    /// What is wrong with a note that the log has not signed: the log or the key, by what the note says of itself. Nobody
+    /// vouches for that, so it is good for nothing but these words.
+    fn stranger(&self, note: &Note) -> CheckpointError {
+        match Checkpoint::parse(note.text()) {
+            Err(error) => error,
+            Ok(said) if said.origin != self.origin() => self.other_log(said.origin),
+            Ok(_) => {
+                let key = |name: &str, id: u32| format!("{name}+{id:08x}");
+                let by = note.signatures().iter().map(|signature| key(signature.name(), signature.id()));
+                let by: Vec<String> = by.collect();
+                let found = if by.is_empty() { "nothing".to_owned() } else { by.join(", ") };
+                CheckpointError::OtherKey { expected: key(self.origin(), self.log().id()), found }
+            }
+        }
+    }
+
+    fn other_log(&self, found: String) -> CheckpointError {
+        CheckpointError::OtherLog { expected: self.origin().to_owned(), found }
     }
 }
 
@@ -392,7 +426,7 @@ mod tests {
         for seed in [10, 11, 12] {
             unsigned.add(witness(seed).sign(&text, 1)).unwrap();
         }
-        assert_eq!(trust(2).open(&unsigned), Err(CheckpointError::Note(NoteError::Unsigned)));
+        assert!(matches!(trust(2).open(&unsigned), Err(CheckpointError::OtherKey { .. })));
         // One witness under two names is one.
         let twice = NoteSigner::from_seed("w.example/other", KeyKind::Cosignature, &[10; 32]).unwrap();
         let trust = LogTrust::new(log().verifier().clone())
@@ -409,7 +443,7 @@ mod tests {
         let note = other.sign(&log()).unwrap();
         assert_eq!(
             trust(0).open(&note),
-            Err(CheckpointError::OtherLog { found: "example.com/other".into() })
+            Err(CheckpointError::OtherLog { expected: ORIGIN.into(), found: "example.com/other".into() })
         );
         assert!(is_origin(ORIGIN) && !is_origin("") && !is_origin("a b") && !is_origin("ron/sign/1x"));
     }

@@ -161,6 +161,38 @@ async fn a_pending_proposal_expires() {
     host.shutdown().await;
 }
 
+/// A clock that leaps, after a sleep of the machine perhaps, finds the proposal still waiting: the approval that would have
+/// been enough comes too late all the same.
+#[tokio::test(start_paused = true)]
+async fn an_expired_proposal_takes_no_approval_and_commits_nothing() {
+    let host = host();
+    let time = Arc::new(AtomicU64::new(clock()()));
+    let at = Arc::clone(&time);
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(move || at.load(Ordering::Relaxed));
+    let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
+    registry.found(policy(2, 2), soon()).await.unwrap();
+    let action = draft(&registry, "a", "x").action().clone();
+    let proposal = registry.draft(action, Duration::from_secs(60)).unwrap();
+    let at = proposal.expires();
+    let first = proposal.approve(&signer(0), u64::MAX);
+    let waits = registry.submit(proposal.clone(), vec![first], soon()).await.unwrap();
+    assert!(matches!(waits, Outcome::Pending { .. }), "{waits:?}");
+    let head = registry.head();
+    time.store(at, Ordering::Relaxed);
+    let expired = Err(RegistryError::Refused(Refused::Expired { at }));
+    let last = proposal.approve(&signer(1), u64::MAX);
+    assert_eq!(registry.approve(last.clone(), soon()).await, expired);
+    let all = vec![proposal.approve(&signer(0), u64::MAX), last.clone()];
+    assert_eq!(registry.submit(proposal, all, soon()).await, expired);
+    // Once its time was noticed it is as if it had never been.
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert!(registry.pending(soon()).await.unwrap().is_empty());
+    let unknown = Err(RegistryError::Refused(Refused::UnknownProposal));
+    assert_eq!(registry.approve(last, soon()).await, unknown);
+    assert_eq!(registry.head(), head, "nothing was committed");
+    host.shutdown().await;
+}
+
 /// A batch of independent commits is one sync, and each caller has a receipt of its own.
 #[tokio::test(start_paused = true)]
 async fn many_at_once_are_few_blocks() {
@@ -678,7 +710,7 @@ async fn a_log_is_found_again_and_another_is_not_taken_for_it() {
     let forked = Checkpoint { size: 2, ..seen.clone() };
     check(open(forked, LOG_KEY, ORIGIN).await, "not the log of 2 entries");
     check(open(old.clone(), [1; 32], ORIGIN).await, "its checkpoint");
-    check(open(old, LOG_KEY, "example.com/other").await, "version 1");
+    check(open(old, LOG_KEY, "example.com/other").await, "the log is example.com/other");
     host.shutdown().await;
 }
 

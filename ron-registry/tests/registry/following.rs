@@ -700,3 +700,42 @@ async fn what_was_shown_before_is_shown_again() {
     }
     outer.shutdown().await;
 }
+
+/// Whoever mistypes a key or the name of a log hears which of the two it is, and what was meant: "not a note that can be
+/// trusted", or an entry that follows another, sent people looking for damage.
+#[tokio::test(start_paused = true)]
+async fn a_wrong_key_and_a_wrong_name_are_told_apart() {
+    let host = host();
+    let store = Arc::new(MemoryStore::new());
+    let registry = start(store.clone(), &host).await;
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    let key = |origin, seed| NoteSigner::from_seed(origin, KeyKind::Ed25519, &seed).unwrap();
+    let id = |seed| format!("{ORIGIN}+{:08x}", key(ORIGIN, seed).verifier().id());
+    let wrong_name = format!("its checkpoint: a checkpoint of {ORIGIN}, and the log is example.com/other");
+    let wrong_key =
+        format!("its checkpoint: signed with {}, and the key of the log is {}", id(LOG_KEY), id([9; 32]));
+    for (origin, seed, told) in
+        [("example.com/other", LOG_KEY, wrong_name.clone()), (ORIGIN, [9; 32], wrong_key.clone())]
+    {
+        let trust = LogTrust::new(key(origin, seed).verifier().clone());
+        // As a follower of the one who has it right, and as one who starts on what is stored.
+        let group = host.child("follower", Duration::from_secs(5), Metrics::default());
+        let follower = Registry::follower(trust.clone(), Told::of(&registry)).clock(clock());
+        let follower = follower.start(Arc::new(MemoryStore::new()), &group).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let closed: Vec<_> =
+            follower.status().ready.closed().filter_map(|gate| gate.reason.clone()).collect();
+        assert_eq!(closed, [told.clone()]);
+        assert_eq!((follower.head().version, follower.evidence()), (0, Vec::new()));
+        group.shutdown().await;
+        drop((follower, group));
+        let follower = Registry::follower(trust, Told::of(&registry)).start(store.clone(), &host).await;
+        let owner = Registry::builder(origin, seed).start(store.clone(), &host).await;
+        for started in [follower, owner] {
+            let refused = started.map(drop).unwrap_err();
+            assert_eq!(refused, RegistryError::Untrusted { message: told.clone() });
+        }
+    }
+    host.shutdown().await;
+}

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ron_core::{
-    Affects, Metrics,
+    Affects, Deadline, Metrics,
     disk::Disk,
     net::{Endpoint, Identity},
     prometheus_client::registry::Registry as Prometheus,
@@ -470,5 +470,28 @@ async fn the_inventory_is_what_runs() {
     let (found, known) = (metrics.inventory(), ron_registry::inventory().with(below));
     assert_eq!(found.clone().with(ron_registry::inventory()), found, "all that is declared runs");
     assert_eq!(known.clone().with(found), known, "and nothing else");
+    host.shutdown().await;
+}
+
+/// A snapshot that is not kept in time was counted nowhere, though every other wait for the store was.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_is_not_kept_in_time_is_counted() {
+    let host = host();
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
+    let registry = builder.start(store.clone(), &host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    bind_again(&registry, 300).await;
+    let patient = || Deadline::after(Duration::from_secs(3600));
+    store.be(Oddity::StuckPrune);
+    let late = registry.prune(256, patient()).await.unwrap_err();
+    assert!(matches!(late, RegistryError::Timeout { .. }), "{late:?}");
+    assert_eq!(scraped(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
+    assert_eq!(registry.status().first, 1, "and nothing has gone");
+    store.be(Oddity::None);
+    assert!(registry.prune(256, patient()).await.unwrap() > 0);
+    assert_eq!(scraped(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
     host.shutdown().await;
 }

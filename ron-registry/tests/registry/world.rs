@@ -159,6 +159,8 @@ pub(crate) enum Oddity {
     Stuck,
     /// Appends panic.
     Panic,
+    /// Snapshots are not kept before their time is over.
+    StuckPrune,
 }
 
 /// A store that can be told to misbehave.
@@ -279,7 +281,12 @@ impl LogStore for Odd {
     }
 
     fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.store.prune(snapshot, deadline)
+        Box::pin(async move {
+            if self.is() == Oddity::StuckPrune {
+                deadline.limit("prune", std::future::pending::<()>()).await.map_err(StoreError::from)?;
+            }
+            self.store.prune(snapshot, deadline).await
+        })
     }
 
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>> {
