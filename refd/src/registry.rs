@@ -744,9 +744,10 @@ fn opened(note: &Note, trust: &LogTrust) -> Result<Checkpoint, Caught> {
         let by: Vec<&str> = note.signatures().iter().map(|signature| signature.name()).collect();
         let key = trust.log();
         match error {
-            CheckpointError::Note(_)
-            | CheckpointError::OtherKey { .. }
-            | CheckpointError::OtherLog { .. } => Caught(format!(
+            CheckpointError::OtherLog { expected, found } => Caught(format!(
+                "the head is not signed with this --log-key: that is a key of {expected}, and the head says that it is one of {found}"
+            )),
+            CheckpointError::Note(_) | CheckpointError::OtherKey { .. } => Caught(format!(
                 "the head is not signed with this --log-key: that is a key of {}, and {} signed",
                 key.name(),
                 if by.is_empty() { "nobody".to_owned() } else { by.join(", ") }

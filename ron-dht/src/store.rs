@@ -11,7 +11,6 @@
 mod entries;
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     path::Path,
     sync::{Arc, Weak},
@@ -22,14 +21,14 @@ use bytes::Bytes;
 use ron_core::{
     Deadline, NodeId, Supervisor,
     disk::Disk,
-    journal::{Item, Journal, JournalError, OnDamage, Position, Reader, Recovered, Salts, record_bytes},
+    journal::{Journal, JournalError, OnDamage, Reader, Recovered, Salts, record_bytes},
 };
 
 use self::entries::{Loaded, PHASE, UNPLANNED, kept_entry, planned_entries, said_from_entry};
 use crate::logic::{
     Key,
-    addrs::{AddressPolicy, Sender, Source},
-    records::{Inserted, Kept, Limits, Records},
+    addrs::{AddressPolicy, Sender},
+    records::{Inserted, Limits, Records},
     schedule::{Planned, REPUBLISH, Schedule},
     signed::{Record, RecordError, Verified},
 };
@@ -518,9 +517,13 @@ impl Rewrite {
 mod tests {
     use ron_core::sim::{CrashStyle, SimDisk};
 
-    use super::*;
+    use super::{
+        entries::{PLANNED, PROVIDER, VALUE},
+        *,
+    };
     use crate::logic::{
-        records::Inserted,
+        addrs::Source,
+        records::{Inserted, Kept},
         signed::{ProviderRecord, Value},
     };
 

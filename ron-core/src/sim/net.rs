@@ -18,21 +18,14 @@ mod stream;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    future::Future,
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr},
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    task::{Context, Poll, Waker, ready},
+    task::Waker,
     time::Duration,
 };
 
-use bytes::{Buf, Bytes};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep, sleep_until},
-};
+use tokio::time::{Instant, sleep};
 
 use self::stream::Pipe;
 pub use self::stream::SimStream;
@@ -517,7 +510,7 @@ impl SimListener {
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    use super::*;
+    use super::{stream::WINDOW, *};
 
     fn machine(number: u8) -> IpAddr {
         IpAddr::from([198, 18, 0, number])

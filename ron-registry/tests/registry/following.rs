@@ -726,7 +726,7 @@ async fn a_wrong_key_and_a_wrong_name_are_told_apart() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let closed: Vec<_> =
             follower.status().ready.closed().filter_map(|gate| gate.reason.clone()).collect();
-        assert_eq!(closed, [told.clone()]);
+        assert_eq!(closed, std::slice::from_ref(&told));
         assert_eq!((follower.head().version, follower.evidence()), (0, Vec::new()));
         group.shutdown().await;
         drop((follower, group));

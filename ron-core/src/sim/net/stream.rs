@@ -22,7 +22,7 @@ use super::SimNet;
 /// The largest packet: a write is cut into these, so that a line's bandwidth is shared in small turns.
 const PACKET: usize = 16 << 10;
 /// Bytes of one direction that may be unread or under way. The writer waits beyond it, as for a TCP window.
-const WINDOW: usize = 256 << 10;
+pub(super) const WINDOW: usize = 256 << 10;
 
 /// One direction of a stream.
 pub(super) struct Pipe {
