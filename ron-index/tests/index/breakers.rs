@@ -150,8 +150,6 @@ async fn one_that_cannot_locate_is_left_alone() {
     world.host.shutdown().await;
 }
 
-/// One that tells whom it has found before it is done, as a search of a DHT does, and is called off because that is enough, has
-/// answered: slow or not, it is not left alone for it, and the delay follows it.
 /// A source that cannot know yet has not failed: it is asked once for each lookup, never left alone, and heard as soon as it can.
 #[tokio::test(start_paused = true)]
 async fn one_that_is_not_ready_has_not_failed() {
@@ -185,6 +183,8 @@ async fn one_that_is_not_ready_has_not_failed() {
     world.host.shutdown().await;
 }
 
+/// One that tells whom it has found before it is done, as a search of a DHT does, and is called off because that is enough, has
+/// answered: slow or not, it is not left alone for it, and the delay follows it.
 #[tokio::test(start_paused = true)]
 async fn one_that_won_before_it_was_done_has_not_failed() {
     let source = Scripted::new("source", ms(250), Does::FindsAndGoesOn(vec![1]));
