@@ -8,6 +8,7 @@
 //! The machine decides and does nothing itself: whoever drives it feeds `on_*`, takes `poll` until there is nothing, and
 //! comes back at `wake_at`. What it holds is bounded by its settings, whatever peers send.
 
+mod own;
 mod repair;
 mod spread;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use super::{
     trees::{Beacon, Believed, TreeSettings, Trees},
     view::{Contact, View, ViewMessage, ViewOutput, ViewSettings},
 };
+use own::Own;
 use repair::{Lag, Missing};
 use spread::Pace;
 
@@ -296,9 +298,7 @@ pub struct Gossip {
     digest_at: Duration,
     last_message: Option<Duration>,
     budgets: BTreeMap<NodeId, Budget>,
-    began: u64,
-    since: u64,
-    seq: u64,
+    own: Own,
     counts: Counts,
     outputs: VecDeque<Output>,
 }
@@ -386,9 +386,7 @@ impl Gossip {
             digest_at,
             last_message: None,
             budgets: BTreeMap::new(),
-            began: unix_ms,
-            since: unix_ms,
-            seq: 0,
+            own: Own::new(unix_ms),
             counts: Counts::default(),
             outputs: VecDeque::new(),
         }
@@ -420,8 +418,8 @@ impl Gossip {
     /// whoever was there before it knows that it is owed all of them.
     #[must_use]
     pub fn next_serial(&self, unix_ms: u64) -> Serial {
-        let since = if self.seq == 0 { unix_ms.max(self.began) } else { self.since };
-        Serial { publisher: self.me, since, seq: self.seq + 1 }
+        let (since, seq) = self.own.next(unix_ms);
+        Serial { publisher: self.me, since, seq }
     }
 
     /// Over which links a message of ours would be pushed now. Whoever cannot send it there should not publish it.
@@ -586,6 +584,12 @@ impl Gossip {
                     self.links.insert(peer, link);
                     self.trees.on_link_up(peer, now);
                     self.ping_one(peer, now);
+                    // It may have been cut off while something was said, or have begun again with a clock that is behind
+                    // what it began with before.
+                    let latest = self.publishers.latest(&peer, SUMMARIES_MAX);
+                    if !latest.is_empty() {
+                        self.send(peer, Word::Digest(latest));
+                    }
                     self.outputs.push_back(Output::Up(peer));
                 }
                 ViewOutput::Down(peer) => {

@@ -247,6 +247,29 @@ impl Publishers {
         summaries
     }
 
+    /// For somebody that was not our neighbour so far: the last that we know of itself, and of those heard last what is no
+    /// longer on its way, however long ago that was.
+    #[must_use]
+    pub fn latest(&self, to: &NodeId, most: usize) -> Vec<Summary> {
+        let own = self.tracks.get(to).map(|track| (track.since, track.high));
+        let own = own.or_else(|| self.forgotten.get(to).map(|last| (last.since, last.high)));
+        let own = own.map(|(since, high)| Summary { publisher: *to, since, high });
+        let mut others: Vec<(&NodeId, &Track)> =
+            self.tracks.iter().filter(|(id, track)| *id != to && track.ripe > 0).collect();
+        others.sort_by_key(|(_, track)| std::cmp::Reverse(track.heard_at));
+        let others = others.into_iter();
+        let others =
+            others.map(|(id, track)| Summary { publisher: *id, since: track.since, high: track.ripe });
+        own.into_iter().chain(others).take(most).collect()
+    }
+
+    /// The publisher goes on with its numbers from another beginning, and has missed nothing of its own.
+    pub fn renumber(&mut self, publisher: &NodeId, since: u64) {
+        if let Some(track) = self.tracks.get_mut(publisher) {
+            track.since = since;
+        }
+    }
+
     /// Which numbers we lack of what another has, at most `most`, the latest first within what can still be taken. Of one
     /// that had begun before we came we are owed what comes from now on.
     pub fn missing(&mut self, theirs: &Summary, most: usize) -> Vec<u64> {

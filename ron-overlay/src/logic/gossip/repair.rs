@@ -236,6 +236,10 @@ impl Gossip {
     pub(super) fn on_digest(&mut self, from: NodeId, theirs: &[Summary], now: Duration) {
         let mut left = FETCH_MAX;
         for summary in theirs.iter().take(SUMMARIES_MAX) {
+            if summary.publisher == self.me {
+                self.own.on_known(summary.since);
+                continue;
+            }
             let seqs = self.publishers.missing(summary, left);
             left -= seqs.len();
             if !seqs.is_empty() {

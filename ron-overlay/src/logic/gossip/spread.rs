@@ -7,7 +7,7 @@ use ron_core::NodeId;
 use super::{
     super::{
         message::{Message, MessageId},
-        publishers::Freshness,
+        publishers::{Freshness, Serial},
         store::Kept,
     },
     Gossip, HAVE_TREES_MAX, IDS_MAX, Offence, Output, Pushed, Unchecked, Verdict, Word,
@@ -52,8 +52,11 @@ impl Pace {
 impl Gossip {
     /// Publishes a message of ours, made with [`next_serial`](Self::next_serial).
     pub fn publish(&mut self, message: Message, now: Duration) {
-        debug_assert_eq!((message.serial().publisher, message.serial().seq), (self.me, self.seq + 1));
-        (self.seq, self.since) = (message.serial().seq, message.serial().since);
+        let Serial { publisher, since, seq } = *message.serial();
+        debug_assert_eq!((publisher, seq), (self.me, self.own.seq() + 1));
+        if self.own.on_publish(since, seq) {
+            self.publishers.renumber(&self.me, since);
+        }
         self.trees.on_publish(now);
         let tree = self.trees.choose(now).unwrap_or(self.me);
         self.trees.on_pushed(&tree);

@@ -366,3 +366,68 @@ fn the_largest_numbers_in_words_do_no_harm() {
     gossip.on_word(id(1), push(message(7, 1)), now);
     assert_eq!(deliveries(&accept_all(&mut gossip, now)), 1);
 }
+
+/// A node was restarted while its clock was hours ahead, said something, and was restarted with the right time. All that it
+/// said then was old to everybody who had heard it before, and nobody was told.
+#[test]
+fn who_comes_back_with_an_earlier_clock_is_told_and_heard() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    assert_eq!(deliveries(&accept_all(&mut gossip, ms(0))), 1);
+    gossip.on_word(id(8), Word::View(ViewMessage::Ask { me: contact(8), is_urgent: true }), ms(1000));
+    let told = outputs(&mut gossip).into_iter().find_map(|output| match output {
+        Output::Send { to, word: word @ Word::Digest(_) } if to.id == id(8) => Some(word),
+        _ => None,
+    });
+    let mut back = Gossip::new(contact(8), GossipSettings::default(), 2, 7);
+    back.on_word(id(0), told.expect("who knows a new neighbour says so"), ms(0));
+    assert_eq!(outputs(&mut back), [], "nobody asks others for what it said itself");
+    let serial = back.next_serial(3);
+    assert_eq!((serial.since, serial.seq), (6, 1));
+    let next = Message::unsigned(&TopicId::of("news"), serial, Bytes::from_static(b"again"));
+    gossip.on_word(id(8), push(next), ms(1001));
+    assert_eq!(deliveries(&accept_all(&mut gossip, ms(1001))), 1);
+}
+
+/// The same, when it is told too late: what it said in the meantime is told as missing, and nothing of its own to itself.
+#[test]
+fn what_was_said_before_the_clock_was_known_to_be_behind_is_told() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    accept_all(&mut gossip, ms(0));
+    let mut back = Gossip::new(contact(8), GossipSettings::default(), 2, 7);
+    let mut publish = |back: &mut Gossip| {
+        let message = Message::unsigned(&TopicId::of("news"), back.next_serial(3), Bytes::from_static(b"hi"));
+        back.publish(message.clone(), ms(1));
+        gossip.on_word(id(8), push(message), ms(1000));
+        deliveries(&accept_all(&mut gossip, ms(1000)))
+    };
+    assert_eq!(publish(&mut back), 0);
+    back.on_word(id(0), Word::Digest(vec![Summary { publisher: id(8), since: 5, high: 1 }]), ms(2));
+    assert_eq!(publish(&mut back), 1);
+    gossip.on_tick(ms(60_000));
+    let gap = Gap { publisher: id(8), since: 6, seqs: 1..=1 };
+    assert!(outputs(&mut gossip).contains(&Output::Gap(gap)));
+    back.on_tick(ms(60_000));
+    assert!(outputs(&mut back).iter().all(|output| !matches!(output, Output::Gap(_))));
+}
+
+/// A node was alone for longer than others tell at random what they have. It came back, nobody said anything any more, and it
+/// neither got what it had missed nor knew of it.
+#[test]
+fn who_was_away_is_told_what_was_said() {
+    let mut gossip = node(GossipSettings::default());
+    gossip.on_word(id(1), push(message(8, 1)), ms(0));
+    accept_all(&mut gossip, ms(0));
+    for seconds in 1..600 {
+        gossip.on_tick(ms(seconds * 1000));
+        for number in 1..4 {
+            gossip.on_word(id(number), Word::Ping(0), ms(seconds * 1000));
+        }
+    }
+    outputs(&mut gossip);
+    let ask = Word::View(ViewMessage::Ask { me: contact(4), is_urgent: true });
+    gossip.on_word(id(4), ask, ms(600_000));
+    let told = Word::Digest(vec![Summary { publisher: id(8), since: 5, high: 1 }]);
+    assert_eq!(sent(&outputs(&mut gossip), 4, |word| *word == told), 1);
+}
