@@ -486,7 +486,7 @@ impl World {
                     given
                 }
             }
-            Job::Restore { .. } => Outcome::Failed,
+            Job::Restore { .. } | Job::Recover => Outcome::Failed,
             Job::Trim { piece, provers } => {
                 let begun = self.ones[at].promises.begin(*piece, now).is_ok();
                 let mut proved = begun && !provers.is_empty();
@@ -829,7 +829,7 @@ fn cost(step: &Step) -> u64 {
     match &step.job {
         Job::Copy { piece, .. } => piece_bytes(&step.object, piece),
         Job::Rebuild { missing, .. } => (DATA + missing.len() as u64) * SHARD_BYTES,
-        Job::Restore { .. } | Job::Trim { .. } | Job::Drop { .. } => 0,
+        Job::Restore { .. } | Job::Recover | Job::Trim { .. } | Job::Drop { .. } => 0,
     }
 }
 

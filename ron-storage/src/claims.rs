@@ -95,6 +95,11 @@ impl State {
         let old = self.claims.of(&object, &owner).map(|old| (old.digest(), self.cost(old)));
         let merged = self.claims.merge(claim, seen)?;
         if merged != Merged::New {
+            if let Some(manifest) = manifest.filter(|manifest| self.is_late(manifest)) {
+                self.remember(manifest);
+                self.changed.insert(object);
+                self.changes += 1;
+            }
             return Ok(merged);
         }
         self.changed.insert(object);
@@ -106,16 +111,26 @@ impl State {
         }
         self.digests.insert(digest, (object, owner));
         if let Some(manifest) = manifest {
-            let id = manifest.id();
-            for shard in &manifest.shards {
-                self.shards.entry(*shard).or_default().insert(id);
-            }
-            self.cut.entry(manifest.object).or_default().insert(id);
-            self.manifests.insert(id, manifest);
+            self.remember(manifest);
         }
         self.bytes += self.claims.of(&object, &owner).map_or(0, |claim| self.cost(claim));
         self.let_go(&object);
         Ok(merged)
+    }
+
+    fn remember(&mut self, manifest: Manifest) {
+        let id = manifest.id();
+        for shard in &manifest.shards {
+            self.shards.entry(*shard).or_default().insert(id);
+        }
+        self.cut.entry(manifest.object).or_default().insert(id);
+        self.manifests.insert(id, manifest);
+    }
+
+    /// Whether the manifest of a claim that is over says something all the same: a shard may come here after the word that ends it, and
+    /// nobody else says what it is of. A few for each object, as of those that were wanted here before.
+    fn is_late(&self, manifest: &Manifest) -> bool {
+        !self.manifests.contains_key(&manifest.id()) && self.past(&manifest.object).len() < PAST_MAX
     }
 
     /// Bytes of the journal that a claim takes, with the manifest that is written beside it.
@@ -316,6 +331,7 @@ impl Book {
                 // Whoever says it again relies on it.
                 Merged::Same if state.doubted.contains(&claim.claim().digest()) => {}
                 Merged::Same => return Ok(Merged::Same),
+                Merged::Older if manifest.as_ref().is_some_and(|manifest| state.is_late(manifest)) => {}
                 Merged::Older => return Ok(state.claims.merge(claim, now)?),
             }
         }
@@ -385,6 +401,12 @@ impl Book {
                 known.filter_map(|id| state.manifests.get(id).cloned()).collect()
             }
         }
+    }
+
+    /// The manifests of an object that no claim names any more.
+    pub(crate) fn past_of(&self, object: &ContentId) -> Vec<Manifest> {
+        let state = self.state.lock();
+        state.past(object).iter().filter_map(|id| state.manifests.get(id).cloned()).collect()
     }
 
     /// Pieces of an object by manifests that no claim names any more, and those manifests.

@@ -21,9 +21,9 @@ use world::{World, content, identity, soon};
 const MINUTE: Duration = Duration::from_secs(60);
 const SHARDS: Policy = Policy::Erasure { data: 3, parity: 1 };
 
-/// Puts an object in shards, and lets another node say that it is wanted in copies. Returns whether
-/// there are as many copies then, and how many nodes can read it.
-async fn from_shards_to_copies(said_through: impl AsyncFn(&Keeping, ContentId)) -> (bool, usize) {
+/// Puts an object in shards, and lets another node say that it is wanted in copies. Returns whether somebody has one as soon as that
+/// is said, whether there are as many copies then, and how many nodes can read it.
+async fn from_shards_to_copies(said_through: impl AsyncFn(&Keeping, ContentId)) -> (bool, bool, usize) {
     let world = World::new(5).await;
     tokio::time::sleep(MINUTE).await;
     let owner = identity(100);
@@ -32,6 +32,7 @@ async fn from_shards_to_copies(said_through: impl AsyncFn(&Keeping, ContentId)) 
     world.until(id, 0, MINUTE * 5).await;
     tokio::time::sleep(MINUTE).await;
     said_through(&world.node(3).keeping, id).await;
+    let stayed = !world.holders(id).await.is_empty();
     let end = Deadline::after(MINUTE * 5);
     while world.holders(id).await.len() < 2 && !end.has_passed() {
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -41,12 +42,13 @@ async fn from_shards_to_copies(said_through: impl AsyncFn(&Keeping, ContentId)) 
         read += usize::from(world.node(reader).keeping.get(id, soon()).await.is_ok());
     }
     // One more may be there for a while: it was promised to somebody.
-    (world.holders(id).await.len() >= 2, read)
+    (stayed, world.holders(id).await.len() >= 2, read)
 }
 
 /// An object in shards that is wanted in copies from now on is made whole first. It was too much by the claim that was known until
 /// then, was trimmed because all its shards were where they belonged, and then the claim was said that made the shards too much:
-/// both were gone, and whoever had said it was told that it was done. A piece is held from before its claim is said.
+/// both were gone, and whoever had said it was told that it was done. A piece is held from before its claim is said. The shards are by
+/// now of use until there are copies, so without that it is lost for a while only.
 #[tokio::test(start_paused = true)]
 async fn the_only_whole_copy_stays_while_its_new_claim_is_on_its_way() {
     let owner = identity(100);
@@ -64,11 +66,11 @@ async fn the_only_whole_copy_stays_while_its_new_claim_is_on_its_way() {
         }
     };
     let _slow = plant(Bug::SlowClaim);
-    assert_eq!(from_shards_to_copies(&changed).await, (true, 5));
-    assert_eq!(from_shards_to_copies(&brought).await, (true, 5));
+    assert_eq!(from_shards_to_copies(&changed).await, (true, true, 5));
+    assert_eq!(from_shards_to_copies(&brought).await, (true, true, 5));
     assert_eq!(deleted_while_it_is_claimed().await, (false, true));
     let _not_held = plant(Bug::NotHeld);
-    assert_eq!(from_shards_to_copies(&changed).await, (false, 0), "this test would notice");
+    assert_eq!(from_shards_to_copies(&changed).await, (false, true, 5), "this test would notice");
     assert_eq!(deleted_while_it_is_claimed().await, (true, false), "and this");
 }
 

@@ -42,6 +42,8 @@ struct Cluster {
     nodes: Vec<Node>,
     ones: BTreeMap<NodeId, One>,
     claims: BTreeMap<ContentId, Claimed>,
+    /// The coding that an object had before, and the shards by it.
+    past: BTreeMap<ContentId, (u8, Vec<ContentId>)>,
     now: Duration,
     done: Vec<(NodeId, Step)>,
     news: Vec<News>,
@@ -60,6 +62,7 @@ impl Cluster {
             nodes: (0..count).map(node).collect(),
             ones: BTreeMap::new(),
             claims: BTreeMap::new(),
+            past: BTreeMap::new(),
             now: Duration::ZERO,
             done: Vec::new(),
             news: Vec::new(),
@@ -133,7 +136,12 @@ impl Cluster {
 
     fn claim(&mut self, object: ContentId, standing: Standing, shards: Vec<Vec<ContentId>>) {
         let claimed = Claimed { standing, shards };
-        self.claims.insert(object, claimed.clone());
+        if let Some(Claimed { standing: Standing::Live(before), shards }) =
+            self.claims.insert(object, claimed.clone())
+        {
+            let codings = before.codings.iter().map(|coding| coding.data);
+            self.past.extend(codings.zip(shards).map(|coding| (object, coding)));
+        }
         let up: Vec<_> = self.ones.keys().filter(|id| self.is_up(id)).copied().collect();
         for id in up {
             self.ones.get_mut(&id).unwrap().plan.on_claims(object, claimed.clone());
@@ -186,11 +194,12 @@ impl Cluster {
                 self.tell(*to, *piece, Holding::Good);
                 Outcome::Done
             }
-            Job::Rebuild { coding, missing, sources, is_whole } => {
-                let shards = self.claims[&object].shards[*coding].clone();
-                let good = sources.iter().filter(|(index, at)| has(self, at, &shards[usize::from(*index)]));
+            Job::Rebuild { manifest, missing, sources, is_whole } => {
                 let Standing::Live(wanted) = &self.claims[&object].standing else { panic!("it is deleted") };
-                let enough = usize::from(wanted.codings[*coding].data);
+                let coding = wanted.codings.iter().position(|coding| coding.manifest == *manifest).unwrap();
+                let shards = self.claims[&object].shards[coding].clone();
+                let good = sources.iter().filter(|(index, at)| has(self, at, &shards[usize::from(*index)]));
+                let enough = usize::from(wanted.codings[coding].data);
                 if !(*is_whole && has(self, &node, &object)) && good.count() < enough {
                     Outcome::Failed
                 } else {
@@ -205,6 +214,16 @@ impl Cluster {
             Job::Restore { .. } => {
                 self.tell(node, object, Holding::Good);
                 Outcome::Done
+            }
+            Job::Recover => {
+                let (data, shards) = self.past[&object].clone();
+                let is_there = |shard: &&ContentId| self.ones.keys().any(|id| has(self, id, shard));
+                if shards.iter().filter(is_there).count() < usize::from(data) {
+                    Outcome::Failed
+                } else {
+                    self.tell(node, object, Holding::Good);
+                    Outcome::Done
+                }
             }
             Job::Trim { piece, provers } => {
                 assert!(!provers.is_empty(), "nobody proves anything");

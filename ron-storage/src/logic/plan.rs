@@ -148,8 +148,8 @@ pub enum Job {
     },
     /// Make shards that are missing, out of the object if it is here and else out of other shards, and give them to others.
     Rebuild {
-        /// Which of the codings that are wanted.
-        coding: usize,
+        /// What says which shards there are. By the time that this is done, the object may be wanted in another coding.
+        manifest: ContentId,
         /// Which shards, each with who gets it.
         missing: Vec<(u8, NodeId)>,
         /// Who has which of the shards that can be read.
@@ -159,11 +159,13 @@ pub enum Job {
     },
     /// Put the object together out of shards, and keep it.
     Restore {
-        /// Which of the codings that are wanted.
-        coding: usize,
+        /// What says which shards there are.
+        manifest: ContentId,
         /// Who has which of the shards that can be read.
         sources: Vec<(u8, NodeId)>,
     },
+    /// Put the object together out of shards of a coding that nobody wants any more, if enough are to be had, and keep it.
+    Recover,
     /// Delete a piece that is here, if all of these nodes prove that they have theirs and promise to keep it.
     Trim {
         /// What.

@@ -125,10 +125,11 @@ pub(super) async fn perform(shared: &Shared, step: &Step) -> (Outcome, u64) {
     let deadline = Deadline::after(shared.settings.load().repair_timeout);
     let done = match &step.job {
         Job::Copy { piece, to } => copy(shared, step.object, *piece, *to, deadline).await,
-        Job::Rebuild { coding, missing, sources, is_whole } => {
-            rebuild(shared, step.object, *coding, missing, sources, *is_whole).await
+        Job::Rebuild { manifest, missing, sources, is_whole } => {
+            rebuild(shared, step.object, *manifest, missing, sources, *is_whole).await
         }
-        Job::Restore { coding, sources } => restore(shared, step.object, *coding, sources).await,
+        Job::Restore { manifest, sources } => restore(shared, step.object, *manifest, sources).await,
+        Job::Recover => recover(shared, step.object, deadline).await,
         Job::Trim { piece, provers } => trim(shared, step.object, *piece, provers, deadline).await,
         Job::Drop { pieces } => drop_all(shared, step.object, pieces, deadline).await,
     };
@@ -501,9 +502,14 @@ pub(super) async fn read(shared: &Shared, id: ContentId, deadline: Deadline) -> 
     Err(StorageError::NotFound { id })
 }
 
-/// An object out of shards, if enough of them are to be had.
+/// An object out of shards, if enough of them are to be had. Those of a policy that is over are there until the next is met.
 pub(super) async fn from_shards(shared: &Shared, id: ContentId, deadline: Deadline) -> Option<Bytes> {
-    for manifest in shared.store.book().manifests_of(&id) {
+    let book = shared.store.book();
+    let past = match book.standing(&id) {
+        Standing::Live(_) => book.past_of(&id),
+        Standing::Deleted | Standing::Unclaimed => Vec::new(),
+    };
+    for manifest in book.manifests_of(&id).into_iter().chain(past) {
         let shards = gather(shared, &manifest, None, deadline).await;
         match join(shared, &manifest, shards, deadline).await {
             Ok(content) => return Some(content),
@@ -558,11 +564,13 @@ async fn gather(
     enough(all.map(|one| Box::pin(shard_of(one)) as BoxFuture<'_, _>), needed, needed + 2, hedge).await
 }
 
-fn manifest_of(shared: &Shared, object: &ContentId, coding: usize) -> Option<Manifest> {
-    shared.store.book().manifests_of(object).into_iter().nth(coding)
+/// One of the manifests that an object is wanted in. What was planned may be over.
+fn manifest_of(shared: &Shared, object: &ContentId, id: ContentId) -> Option<Manifest> {
+    let book = shared.store.book();
+    book.manifests_of(object).into_iter().find(|manifest| manifest.id() == id && book.wants(&id))
 }
 
-const NO_MANIFEST: Trouble = Trouble::Refused("its manifest is not known");
+const UNWANTED: Trouble = Trouble::Refused("nobody wants it by this manifest");
 
 #[cfg(feature = "erasure")]
 mod coding {
@@ -659,15 +667,22 @@ async fn check_manifests(
 async fn restore(
     shared: &Shared,
     object: ContentId,
-    coding: usize,
+    manifest: ContentId,
     sources: &[(u8, NodeId)],
 ) -> Result<u64, Trouble> {
-    let manifest = manifest_of(shared, &object, coding).ok_or(NO_MANIFEST)?;
+    let manifest = manifest_of(shared, &object, manifest).ok_or(UNWANTED)?;
     let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, manifest.len));
     let shards = gather(shared, &manifest, Some(sources), deadline).await;
     let content = join(shared, &manifest, shards, deadline).await?;
     let stored = put_here(shared, content, deadline).await?;
     Ok(stored.len)
+}
+
+/// Puts an object together of which nothing is left but shards of policies that are over.
+async fn recover(shared: &Shared, object: ContentId, deadline: Deadline) -> Result<u64, Trouble> {
+    let content = from_shards(shared, object, deadline).await;
+    let content = content.ok_or(Trouble::Refused("too few shards are to be had"))?;
+    Ok(put_here(shared, content, deadline).await?.len)
 }
 
 /// Puts what was made, and reads all of it back: what the disk returns now is what is counted on.
@@ -681,12 +696,12 @@ async fn put_here(shared: &Shared, content: Bytes, deadline: Deadline) -> Result
 async fn rebuild(
     shared: &Shared,
     object: ContentId,
-    coding: usize,
+    manifest: ContentId,
     missing: &[(u8, NodeId)],
     sources: &[(u8, NodeId)],
     is_whole: bool,
 ) -> Result<u64, Trouble> {
-    let manifest = manifest_of(shared, &object, coding).ok_or(NO_MANIFEST)?;
+    let manifest = manifest_of(shared, &object, manifest).ok_or(UNWANTED)?;
     let len = manifest.layout().shard_len();
     let reads = if is_whole { 0 } else { u64::from(manifest.data) * len };
     let bytes = reads + missing.len() as u64 * len;

@@ -12,8 +12,9 @@ use bytes::Bytes;
 use ron_core::{ContentId, Deadline, Event as FeedEvent, NodeId, net::BoxFuture, sim::Fault};
 use ron_storage::{
     StorageError,
-    claims::{Policy, RETENTION_MIN, Standing},
+    claims::{Claim, Merged, Policy, RETENTION_MIN, Standing, Word},
     fetch::Finder,
+    logic::shards::{ReedSolomon, encode},
     peers::{self, Decline, Offer, Rules},
     repair::{Ack, Health, KeepingEvent, KeepingSettings},
 };
@@ -608,4 +609,51 @@ async fn nothing_is_left_of_policies_that_are_over_and_of_what_is_deleted() {
     assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
     world.node(2).keeping.delete(id, &owner, retention, soon()).await.unwrap();
     until_pieces(&world, 0, MINUTE * 3).await;
+}
+
+/// A shard was offered and taken; the word that ends its object came before the claim that it was offered with was written down. Of the
+/// older claim nothing was taken in, so nobody knew there what the shard was of, and it stayed.
+#[tokio::test(start_paused = true)]
+async fn a_shard_that_is_taken_while_its_object_is_deleted_goes() {
+    let mut world = World::new(3).await;
+    settle().await;
+    let owner = identity(100);
+    let (manifest, shards) = encode(&content(100_000, 9), 2, 1, &ReedSolomon).unwrap();
+    let say = |version, word| Claim::sign(&owner, (manifest.object, 100_000), version, 0, word).unwrap();
+    let over = say(2, Word::Tombstone { retention: RETENTION_MIN });
+    for (node, is_restarted) in [(1, false), (2, true)] {
+        let store = &world.node(node).store;
+        store.put_bytes(shards[usize::from(node)].clone(), soon()).await.unwrap();
+        store.claim(over.clone(), None, soon()).await.unwrap();
+        let before = say(1, Word::Erasure(manifest.coding()));
+        let heard = store.claim(before, Some(manifest.clone()), soon()).await.unwrap();
+        assert_eq!(heard, Merged::Older);
+        if is_restarted {
+            world.kill(node).await;
+            world.revive(node).await;
+        }
+    }
+    until_pieces(&world, 0, MINUTE * 3).await;
+}
+
+/// Whoever asks for copies of an object in shards has the only one until others have theirs, and may be lost with it. All the shards
+/// were there, and nobody looked at them: the claim that everybody knew was one for copies.
+#[tokio::test(start_paused = true)]
+async fn an_object_is_read_and_restored_out_of_shards_of_the_policy_before() {
+    let world = World::new(5).await;
+    settle().await;
+    let (owner, whole) = (identity(100), content(100_000, 9));
+    let policy = Policy::Erasure { data: 2, parity: 1 };
+    let placed =
+        world.node(0).keeping.put(whole.clone(), policy, &owner, Ack::Copies(2), soon()).await.unwrap();
+    settle().await;
+    // Nobody has a copy when this is heard.
+    let object = (placed.id, placed.len);
+    let claim = Claim::sign(&owner, object, placed.version + 1, 0, Word::Copies(2)).unwrap();
+    for node in 0..5 {
+        world.node(node).store.claim(claim.clone(), None, soon()).await.unwrap();
+        assert!(world.node(node).keeping.get(placed.id, soon()).await.unwrap() == whole);
+    }
+    world.until(placed.id, 2, MINUTE * 5).await;
+    until_pieces(&world, 2, MINUTE * 6).await;
 }

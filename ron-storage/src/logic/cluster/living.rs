@@ -508,6 +508,29 @@ fn shards_of_a_policy_that_is_over_go() {
     assert!(cluster.ones.values().all(|one| before.iter().all(|shard| !one.plan.is_known(shard))));
 }
 
+/// Whoever changes the policy has the only copy until others have theirs. If it is lost with that, the shards are still there.
+#[test]
+fn a_copy_that_is_lost_before_there_is_another_comes_back_out_of_the_shards_before() {
+    let mut cluster = Cluster::new(8);
+    let object = cluster.put_shards(1, 0, 3, 2);
+    cluster.settle();
+    let before = cluster.claims[&object].shards[0].clone();
+    let copies = Wanted { copies: 2, len: LEN, ..Wanted::default() };
+    cluster.claim(object, Standing::Live(copies), vec![]);
+    // Too few of them for now: nothing is lost by trying.
+    let (first, second) = (cluster.holders(&before[0])[0], cluster.holders(&before[1])[0]);
+    let away = |cluster: &Cluster, id| cluster.nodes.iter().position(|node| node.id == id).unwrap();
+    let numbers = [first, second, cluster.holders(&before[2])[0]].map(|id| away(&cluster, id));
+    numbers.iter().for_each(|number| cluster.set(*number, Presence::Away));
+    cluster.run_until(2 * GRACE);
+    assert!(cluster.holders(&object).is_empty());
+    numbers.iter().for_each(|number| cluster.set(*number, Presence::Up));
+    cluster.settle();
+    cluster.check_settled();
+    assert_eq!(cluster.holders(&object).len(), 2);
+    assert!(before.iter().all(|shard| cluster.holders(shard).is_empty()), "they are still there");
+}
+
 /// A node that was started again has not seen how the policy changed, and is told what is left here of the one before.
 #[test]
 fn what_is_left_of_a_policy_goes_when_the_next_is_met_and_not_before() {

@@ -213,9 +213,10 @@ impl Plan {
         verdict
     }
 
-    /// No copy is left, and copies are wanted: shards of another owner's policy may still make one.
+    /// No copy is left, and copies are wanted: shards of another owner's policy may still make one, or those of the policy before. Who has
+    /// one of those looks for the others: who else has any is not kept in mind.
     fn judge_restoring(&self, object: &ContentId, thing: &Thing, wanted: &Wanted, now: Duration) -> Verdict {
-        for (at, (coding, shards)) in wanted.codings.iter().zip(&thing.claimed.shards).enumerate() {
+        for (coding, shards) in wanted.codings.iter().zip(&thing.claimed.shards) {
             let looks: Vec<Look> = shards.iter().map(|shard| self.look(shard)).collect();
             if looks.iter().filter(|look| look.is_anywhere()).count() < usize::from(coding.data) {
                 continue;
@@ -226,12 +227,16 @@ impl Plan {
                 let mut line: Vec<_> = sources.iter().map(|(_, id)| *id).collect();
                 self.sort(object, &mut line);
                 self.take_turn(thing, &line, now, &mut verdict, || {
-                    (Class::Copies, 0, Job::Restore { coding: at, sources })
+                    (Class::Copies, 0, Job::Restore { manifest: coding.manifest, sources })
                 });
             }
             return verdict;
         }
-        Verdict::of(Health::Lost)
+        let mut verdict = Verdict::of(Health::Lost);
+        if thing.old.iter().any(|piece| self.lies_here(piece)) {
+            verdict.step = Some((Class::Copies, 0, Job::Recover));
+        }
+        verdict
     }
 
     fn judge_shards(
@@ -303,7 +308,7 @@ impl Plan {
             if !missing.is_empty() {
                 self.take_turn(thing, &line, now, &mut verdict, || {
                     let is_whole = whole.is_here(&self.me);
-                    (class, spare, Job::Rebuild { coding: at, missing, sources, is_whole })
+                    (class, spare, Job::Rebuild { manifest: coding.manifest, missing, sources, is_whole })
                 });
             }
             return verdict;
