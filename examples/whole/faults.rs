@@ -121,7 +121,8 @@ impl Troubles {
                     match host.store.scrub(Deadline::after(Duration::from_secs(120))).await {
                         Ok(scrubbed) => {
                             self.checkers.verdict.add("damage found by scrubbing", scrubbed.damaged.len());
-                            self.checkers.shared.rotten(number, false);
+                            self.checkers.shared.scrubbed(number, &scrubbed.damaged);
+                            self.checkers.kept.scrubbed(number);
                         }
                         Err(error) => {
                             self.checkers.verdict.refused("scrub", &error);
@@ -341,10 +342,9 @@ impl Troubles {
                             .map(|entry| (dir.join(&entry.name), entry.len)),
                     );
                 }
-                if files.is_empty() || !self.checkers.shared.may_lose(number).await {
+                if files.is_empty() || !self.checkers.shared.may_rot(number).await {
                     return None;
                 }
-                self.checkers.shared.rotten(number, true);
                 self.checkers.kept.doubt(number);
                 let (file, len) = &files[sim.rng().usize(..files.len())];
                 let at = sim.rng().usize(..usize::try_from(*len).ok()?);

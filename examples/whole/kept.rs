@@ -2,7 +2,7 @@
 //! deleted is not, and nothing else is: neither half of an object nor a file that belongs to none.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     path::Path,
     pin::Pin,
@@ -29,6 +29,8 @@ pub(crate) struct Kept {
 struct State {
     /// Of each node, by the numbers of its objects: whether each is owed to be there. `None` is either.
     owed: BTreeMap<u8, BTreeMap<u64, Option<bool>>>,
+    /// Nodes on whose disks a bit flipped that no scrub has looked for yet.
+    rotten: BTreeSet<u8>,
 }
 
 fn soon() -> Deadline {
@@ -68,14 +70,24 @@ impl Kept {
 
     /// The disk of a node is lost.
     pub(crate) fn lost(&self, number: u8) {
-        self.state().owed.remove(&number);
+        let mut state = self.state();
+        state.owed.remove(&number);
+        state.rotten.remove(&number);
     }
 
-    /// A bit of an object on a node's disk flipped: any of them may be damaged.
+    /// A bit of an object on a node's disk flipped: any of them may be damaged, until a scrub has read them all. That one was
+    /// read before says little: a scrub reads more, and takes one out of service whose tree does not say any more whose it is.
     pub(crate) fn doubt(&self, number: u8) {
-        if let Some(owed) = self.state().owed.get_mut(&number) {
+        let mut state = self.state();
+        state.rotten.insert(number);
+        if let Some(owed) = state.owed.get_mut(&number) {
             owed.values_mut().filter(|owed| **owed == Some(true)).for_each(|owed| *owed = None);
         }
+    }
+
+    /// A scrub has read everything on a node's disk.
+    pub(crate) fn scrubbed(&self, number: u8) {
+        self.state().rotten.remove(&number);
     }
 
     /// A node's part: looks whether everything is as it should be, and then puts and deletes until it loses power.
@@ -164,7 +176,10 @@ impl Kept {
                 format!("{number} deleted {object} and has it again")
             });
             self.verdict.add("kept through a restart", usize::from(read.is_ok()));
-            self.owe(number, object, Some(read.is_ok()));
+            let is_doubted = owed.is_none() && self.state().rotten.contains(&number);
+            if !is_doubted {
+                self.owe(number, object, Some(read.is_ok()));
+            }
         }
     }
 }

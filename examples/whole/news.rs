@@ -1,7 +1,7 @@
 //! The overlay's checker: what was published reaches every node that was on the topic, once, or the node is told that it
 //! missed it. That holds through crashes and partitions, for as long as the publisher is up: what nobody has any more,
 //! nobody can be told of. Of a publisher that had begun before it came, by the clocks of both, a node is owed what comes after the
-//! first that it hears.
+//! first that it hears. Of one whose clock was set back between two beginnings it is owed what that says once it knows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,6 +44,12 @@ impl Reader {
     fn is_owed(&self, &(publisher, since, seq): &Place) -> bool {
         since > self.joined_ms
             || self.heard.range((publisher, since, 0)..(publisher, since, seq)).next().is_some()
+    }
+
+    /// Whether it has heard the publisher from a later beginning: its clock was set back since, and it had not yet been told
+    /// from which beginning it is known when it published.
+    fn is_passed(&self, &(publisher, since, _): &Place) -> bool {
+        self.heard.range((publisher, since + 1, 0)..=(publisher, u64::MAX, u64::MAX)).next().is_some()
     }
 }
 
@@ -138,6 +144,7 @@ impl News {
                 owed.iter().filter_map(|number| Some((number, state.readers.get(number)?)))
             {
                 if reader.is_owed(place)
+                    && !reader.is_passed(place)
                     && !reader.heard.contains(place)
                     && !reader.told.iter().any(|gap| covers(gap, place))
                 {
@@ -153,8 +160,10 @@ impl News {
         let state = self.state();
         for Published { place, owed, .. } in &state.published {
             let readers = owed.iter().filter_map(|number| state.readers.get(number));
-            self.verdict
-                .add("news missed and told", readers.filter(|reader| !reader.heard.contains(place)).count());
+            let deaf: Vec<&Reader> = readers.filter(|reader| !reader.heard.contains(place)).collect();
+            let passed = deaf.iter().filter(|reader| reader.is_passed(place)).count();
+            self.verdict.add("news of a clock that was set back", passed);
+            self.verdict.add("news missed and told", deaf.len() - passed);
         }
     }
 }

@@ -20,6 +20,11 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(1);
 
+/// What a node provides, and nobody else: no object of a user is the same. Of a single byte it was, now and then.
+fn content(number: u8) -> ContentId {
+    ContentId::of(format!("provided by {number}").as_bytes())
+}
+
 /// The content of each node that was provided since it last started. Cloning shares it.
 #[derive(Clone)]
 pub(crate) struct Provided {
@@ -38,7 +43,7 @@ impl Provided {
 
     /// A server's part: says every minute that it has something.
     pub(crate) async fn live(self, number: u8, dht: Dht) {
-        let content = ContentId::of(&[number]);
+        let content = content(number);
         loop {
             let provided = dht.provide(content, Deadline::after(PATIENCE)).await;
             match &provided {

@@ -7,7 +7,7 @@
 //! from when the object was last seen whole, with everything its policy asks for on disks that are not lost, whether their
 //! machines are on or not. A disk is taken away only if no object loses more than it survives; then nothing may be lost, and
 //! that is checked against what is on the other disks. A bit that flips may be in any object of that disk, so until that
-//! disk was scrubbed nothing on it counts.
+//! disk was scrubbed nothing on it counts: what was there is counted as lost, and what came later as well whenever another disk may go.
 //!
 //! What one node alone has heard, a delete or another policy, goes with the disk of that node: it is not taken away then.
 //!
@@ -84,6 +84,11 @@ impl Object {
         content(self.salt, self.len)
     }
 
+    /// What it may be made from: itself, and shards of every policy it ever had.
+    fn pieces<'a>(&'a self, id: &'a ContentId) -> impl Iterator<Item = &'a ContentId> {
+        self.shards.values().flatten().chain([id])
+    }
+
     /// How much of it may be lost.
     fn survives(&self) -> usize {
         let of = |policy: &Policy| match policy {
@@ -131,8 +136,8 @@ struct State {
     objects: BTreeMap<ContentId, Object>,
     /// What was on the disk of each node that is off.
     left: BTreeMap<u8, BTreeSet<ContentId>>,
-    /// Nodes on whose disks a bit flipped.
-    rotten: BTreeSet<u8>,
+    /// Nodes on whose disks a bit flipped, each with what is counted as lost there.
+    rotten: BTreeMap<u8, BTreeSet<ContentId>>,
 }
 
 /// What was put on many nodes. Cloning shares it.
@@ -357,28 +362,32 @@ impl Shared {
         self.state().left.remove(&number);
     }
 
-    /// A bit flipped on the disk of a node, or all of it was read again.
-    pub(crate) fn rotten(&self, number: u8, is_rotten: bool) {
+    /// All of a node's disk was read again: it counts, but for what was found damaged.
+    pub(crate) fn scrubbed(&self, number: u8, damaged: &[ContentId]) {
         let mut state = self.state();
-        if is_rotten {
-            state.rotten.insert(number)
-        } else {
-            state.rotten.remove(&number)
-        };
+        let counted = state.rotten.remove(&number).unwrap_or_default();
+        let found: BTreeSet<&ContentId> = damaged.iter().filter(|piece| !counted.contains(piece)).collect();
+        for (id, object) in &mut state.objects {
+            object.losses += object.pieces(id).filter(|piece| found.contains(piece)).count();
+        }
+    }
+
+    /// What is on the disks of servers, also on those that are rotten.
+    async fn disks(&self) -> BTreeMap<u8, BTreeSet<ContentId>> {
+        let mut disks = self.state().left.clone();
+        for host in self.hosts.servers() {
+            if let Ok(listed) = listed(&host).await {
+                disks.insert(host.number, listed);
+            }
+        }
+        disks
     }
 
     /// What is on the disks of servers, but those that are rotten.
     async fn holdings(&self) -> BTreeMap<u8, BTreeSet<ContentId>> {
-        let (mut holdings, rotten) = {
-            let state = self.state();
-            (state.left.clone(), state.rotten.clone())
-        };
-        for host in self.hosts.servers() {
-            if let Ok(listed) = listed(&host).await {
-                holdings.insert(host.number, listed);
-            }
-        }
-        holdings.retain(|number, _| !rotten.contains(number));
+        let rotten = self.state().rotten.clone();
+        let mut holdings = self.disks().await;
+        holdings.retain(|number, _| !rotten.contains_key(number));
         holdings
     }
 
@@ -386,10 +395,17 @@ impl Shared {
     pub(crate) async fn look(&self) {
         let holdings = self.holdings().await;
         let mut state = self.state();
-        for (id, object) in &mut state.objects {
+        let State { objects, rotten, .. } = &mut *state;
+        for (id, object) in objects {
             let count = |piece: &ContentId| holdings.values().filter(|pieces| pieces.contains(piece)).count();
             if object.is_whole(id, &count) {
                 object.losses = 0;
+                // What it has besides, on rotten disks, is not lost any more, and may be all it has once a surplus is dropped.
+                for counted in rotten.values_mut() {
+                    for piece in object.pieces(id) {
+                        counted.remove(piece);
+                    }
+                }
             }
             if !object.is_unsure && object.has_all(object.policy, id, &count) {
                 object.other = None;
@@ -397,19 +413,40 @@ impl Shared {
         }
     }
 
-    /// Whether the disk of a node can be lost, or damaged, and every object survives it. If so, that is counted.
+    /// Whether the disk of a node can be lost and every object survives it. If so, that is counted.
     pub(crate) async fn may_lose(&self, number: u8) -> bool {
-        let holdings = self.holdings().await;
-        let none = BTreeSet::new();
-        let here = holdings.get(&number).unwrap_or(&none);
+        self.lose(number).await.is_some()
+    }
+
+    /// Whether a bit can flip on the disk of a node and every object survives it. If so, nothing counts that is there.
+    pub(crate) async fn may_rot(&self, number: u8) -> bool {
+        let Some(lost) = self.lose(number).await else { return false };
+        self.state().rotten.entry(number).or_default().extend(lost);
+        true
+    }
+
+    /// Counts what is on the disk of a node as lost and says what it is, if every object survives that.
+    async fn lose(&self, number: u8) -> Option<BTreeSet<ContentId>> {
+        let mut disks = self.disks().await;
         let servers = self.hosts.servers();
         let mut state = self.state();
+        for (rotten, counted) in &state.rotten {
+            if let Some(pieces) = disks.get_mut(rotten) {
+                pieces.retain(|piece| !counted.contains(piece));
+            }
+        }
+        let here = disks.remove(&number).unwrap_or_default();
+        disks.retain(|other, _| state.rotten.contains_key(other));
         let mut hit = Vec::new();
         for (id, object) in &state.objects {
-            let pieces = || object.shards.values().flatten().chain([id]);
-            let lost = pieces().filter(|piece| here.contains(*piece)).count();
-            if lost > 0 && object.fate == Fate::Owed && object.losses + lost > object.survives() {
-                return false;
+            let on =
+                |disk: &BTreeSet<ContentId>| object.pieces(id).filter(|piece| disk.contains(piece)).count();
+            let lost = on(&here);
+            // On other disks that are rotten, and not counted yet: it came after the bit had flipped, or the object was whole since.
+            let doubted: usize = disks.values().map(on).sum();
+            let is_owed = object.fate == Fate::Owed;
+            if lost > 0 && is_owed && object.losses + lost + doubted > object.survives() {
+                return None;
             }
             let heard = |host: &&Host| {
                 host.number != number
@@ -421,7 +458,7 @@ impl Shared {
             let matters =
                 object.fate == Fate::Deleted || (object.fate == Fate::Owed && object.other.is_some());
             if matters && !servers.iter().any(|host| heard(&host)) {
-                return false;
+                return None;
             }
             if lost > 0 {
                 hit.push((*id, lost));
@@ -432,7 +469,7 @@ impl Shared {
                 object.losses += lost;
             }
         }
-        true
+        Some(here)
     }
 
     /// The disk of a node is lost. Everything that is owed can be made from the others.
@@ -460,7 +497,7 @@ impl Shared {
             let (mut holders, mut is_right) = (0, false);
             for host in self.hosts.servers() {
                 if is_right
-                    || rotten.contains(&host.number)
+                    || rotten.contains_key(&host.number)
                     || !host.store.has(id, soon()).await.unwrap_or(false)
                 {
                     continue;
@@ -517,7 +554,7 @@ impl Shared {
             lives.flat_map(|object| object.shards.values().flatten()).collect();
         for (id, object) in &state.objects {
             let count = |piece: &ContentId| holdings.values().filter(|pieces| pieces.contains(piece)).count();
-            let pieces = || object.shards.values().flatten().chain([id]);
+            let pieces = || object.pieces(id);
             match object.fate {
                 Fate::Owed => {
                     if !object.is_whole(id, &count) {
