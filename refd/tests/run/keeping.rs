@@ -156,6 +156,15 @@ impl Cluster {
         self.running().into_iter().filter(has).collect()
     }
 
+    /// Waits until two running nodes have an object.
+    fn until_copied(&self, id: &str, what: &str) {
+        let began = Instant::now();
+        while self.holders(id).len() < 2 {
+            assert!(began.elapsed() < Duration::from_secs(90), "{what}: {:?}", self.holders(id));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn read(&self, number: usize, id: &str) -> Vec<u8> {
         read(self.node(number).admin, id).unwrap_or_else(|answer| panic!("{id} from {number}: {answer}"))
     }
@@ -289,12 +298,13 @@ fn a_node_is_killed_under_load_and_nothing_is_lost() {
         refused.load(Ordering::Relaxed)
     );
 
+    // What it had counts until its grace is over, and is then made again.
+    for (id, number) in &quiet {
+        cluster.until_copied(id, &format!("object {number}"));
+    }
     // Those too that were written last, of which a node may hear only now.
     let ids: BTreeSet<&String> = quiet.keys().chain(written.iter().map(|(id, _)| id)).collect();
     cluster.until_met(ids.len() as u64);
-    for (id, number) in &quiet {
-        assert!(cluster.holders(id).len() >= 2, "object {number}: {:?}", cluster.holders(id));
-    }
     let repaired: usize = cluster
         .running()
         .into_iter()
