@@ -37,6 +37,8 @@
 //! }
 //! ```
 
+#[cfg(all(feature = "net", not(ron_loom)))]
+mod checked;
 mod disk;
 mod inodes;
 mod net;
@@ -44,6 +46,8 @@ mod net;
 mod transport;
 mod world;
 
+#[cfg(all(feature = "net", not(ron_loom)))]
+pub(crate) use checked::once;
 pub use disk::{Call, CrashStyle, Fault, SimDisk};
 pub use net::{BACKLOG, Latency, Line, SimListener, SimNet, SimStream};
 #[cfg(all(feature = "net", not(ron_loom)))]

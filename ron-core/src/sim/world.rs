@@ -114,6 +114,8 @@ impl Sim {
         let asked = std::env::var("RON_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = asked.unwrap_or(seed);
         let _say = SayOnPanic(seed);
+        #[cfg(all(feature = "net", not(ron_loom)))]
+        let _remembering = super::checked::Remembering::begin();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
