@@ -11,7 +11,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{CallError, ConfigError, ErrorKind, Ratio, Refusal};
+use crate::{CallError, ConfigError, ErrorKind, Ratio, Refusal, gate::nanos};
 
 /// The window moves in steps of a tenth: fine enough that old failures fade rather than drop off a cliff, and the
 /// whole memory is 160 bytes.
@@ -363,10 +363,6 @@ impl Window {
         let failures: u64 = self.slices.iter().map(|slice| slice.failures).sum();
         calls >= u64::from(calls_min.get()) && failures as f64 >= ratio.get() * calls as f64
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(all(test, not(ron_loom)))]

@@ -18,7 +18,10 @@ use std::{
 
 use rustix::io::Errno;
 
-use crate::error::{ErrorKind, Refusal};
+use crate::{
+    error::{ErrorKind, Refusal},
+    planted::{Bug, is_planted},
+};
 
 pub use memory::MemoryDisk;
 pub use real::RealDisk;
@@ -475,6 +478,26 @@ pub fn sweep_temporary(disk: &dyn Disk, dir: &Path) -> Result<usize, DiskError> 
         disk.sync_dir(dir)?;
     }
     Ok(swept)
+}
+
+/// Makes a directory and every one above it, durably. One that exists is synced all the same: whoever made it may have
+/// died before doing so.
+///
+/// # Errors
+/// Any failure of the disk.
+pub fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), DiskError> {
+    let mut path = PathBuf::new();
+    for component in dir.components() {
+        path.push(component);
+        match disk.make_dir(&path) {
+            Ok(()) | Err(DiskError::AlreadyExists { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if !is_planted(Bug::MissingDirSync) {
+            disk.sync_dir(parent(&path))?;
+        }
+    }
+    Ok(())
 }
 
 /// The directory a path is in, `""` for the root.

@@ -237,7 +237,6 @@ impl Gate {
 
     fn enter_nanos(&self, client: ClientKey, bytes: u64, now: u64) -> Result<Pass, CallError> {
         let shared = &*self.shared;
-        // The low bits choose the shard and the high ones the set, so that neither follows from the other.
         let (shard_at, hash) = shared.place_of(client);
 
         let mut shard = lock(&shared.shards[shard_at].0);
@@ -334,7 +333,8 @@ impl Gate {
 }
 
 impl Shared {
-    /// The shard of a client, and the bits that choose its set in there.
+    /// The shard of a client, and the bits that choose its set in there. The low bits of its hash choose the one and the
+    /// high bits the other, so that neither follows from the other.
     fn place_of(&self, client: ClientKey) -> (usize, u32) {
         let hash = self.hash.hash_one(client);
         (hash as usize & (self.shape.shards - 1), (hash >> 32) as u32)

@@ -190,8 +190,9 @@ impl<T> Lane<T> {
     /// Sends a request and waits for its answer: the one request path of the family.
     ///
     /// `make` puts the [`Reply`] into the request. A full lane is `Busy` at once (on a lane that sheds, whoever is
-    /// shed is told so), no answer by the deadline is `Timeout`, a consumer that is gone is `Canceled`, one that panicked is `Panicked`. Dropping the future gives
-    /// up: a request that is still queued leaves the queue, one that runs sees [`Reply::abandoned`].
+    /// shed is told so), no answer by the deadline is `Timeout`, a consumer that is gone is `Canceled`, one that
+    /// panicked is `Panicked`. Dropping the future gives up: a request that is still queued leaves the queue, one that
+    /// runs sees [`Reply::abandoned`].
     ///
     /// # Errors
     /// The four above.

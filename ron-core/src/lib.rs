@@ -31,6 +31,7 @@
 //! | deciding who may | [`auth::Authorizer`], [`auth::TokenFile`] |
 //! | serving HTTP | `http::Server`, with the feature `http` |
 //! | being a node on the wire (feature `net`) | `net::Identity`, `net::Endpoint`, `net::oap` |
+//! | calling other nodes and answering them (feature `net`) | `net::rpc::Peers`, `net::rpc::Service` |
 //! | the same over QUIC (feature `quic`) | `net::EndpointBuilder::quic`, `net::Quic` |
 //!
 //! # What it refuses to do
@@ -41,18 +42,18 @@
 //!
 //! # Tracing
 //!
-//! Names are stable. Each task runs in a span `ron.task` with the fields `kind` and `supervisor`. Events: `phase` and
-//! `dropped without shutdown, asking its tasks to stop` (debug), `restarting` (info), `task failed`, `cut off at the
-//! drain deadline` and `a subscriber is too slow` (warn), `task panicked`, `job panicked`, `journal cannot append` and
-//! `fatal` (error).
+//! Names are stable. Each task runs in a span `ron.task` with the fields `kind` and `supervisor`. Events: `phase`,
+//! `trying again` and `dropped without shutdown, asking its tasks to stop` (debug), `restarting` (info), `task failed`,
+//! `cut off at the drain deadline` and `a subscriber is too slow` (warn), `task panicked`, `job panicked`, `a stop hook
+//! panicked`, `journal cannot append` and `fatal` (error). The modules `net` and `http` add their own.
 //!
 //! # Features
 //!
-//! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, and OAP/1
-//! frames; `pq`, which comes with it, puts the hybrid post-quantum key exchange first; `quic` adds links over QUIC to it,
-//! with the same identities and limits. `http` adds the module `http`, serving an axum router that slow or hostile
-//! clients cannot hurt. `sim` adds the module `sim`: a disk, a network and
-//! whole nodes that fail out of one seed, for testing your own program. `planted-bugs` is for this crate's own tests.
+//! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, OAP/1 frames
+//! and calls between nodes; `pq`, which comes with it, puts the hybrid post-quantum key exchange first; `quic` adds links
+//! over QUIC to it, with the same identities and limits. `http` adds the module `http`, serving an axum router that slow
+//! or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network and whole nodes that fail out of one
+//! seed, for testing your own program. `planted-bugs` is for the tests of this family.
 
 /// What the README shows is compiled and run with the examples of this documentation.
 #[cfg(doctest)]

@@ -2,8 +2,8 @@
 //!
 //! Counters are [`Tally`]s. A lane resolves its own when it is created, so its hot path is one relaxed add on the rare
 //! side (a refusal, a drop) and nothing at all on the common one; what is rare by itself (a spawn, a timeout) looks its
-//! counter up. Queue depth is not counted anywhere:
-//! a scrape asks the queues. Label values are `&'static str` by type, so no peer, key or address can become one.
+//! counter up. Queue depth is not counted anywhere: a scrape asks the queues. Label values are `&'static str` by type, so
+//! no peer, key or address can become one.
 
 use std::{
     collections::BTreeMap,

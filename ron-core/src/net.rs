@@ -7,8 +7,8 @@
 //! to offer or use a service, begin there.
 //!
 //! It is in the feature `net`; a host needs tokio and, for what it sends, `bytes` beside it. All of it runs on the tokio
-//! runtime it is started in (with `enable_all`) and under the host's
-//! [`Supervisor`](crate::Supervisor), and stops with that.
+//! runtime it is started in (with `enable_all`) and under the host's [`Supervisor`](crate::Supervisor), and stops with
+//! that.
 //!
 //! # A link of bytes
 //!

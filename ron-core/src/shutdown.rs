@@ -42,13 +42,13 @@ impl Latch {
         Latch { set: AtomicBool::new(false), state: Mutex::new(LatchState::default()) }
     }
 
-    /// Sets it. Returns whether this call was the one that did. Hooks have run when it returns.
-    pub(crate) fn set(&self) -> bool {
+    /// Sets it, once. Hooks have run when it returns.
+    pub(crate) fn set(&self) {
         let (woken, hooks) = {
             let mut state = lock(&self.state);
             // Under the lock, so that a waiter that saw `false` under the same lock is in the set we take.
             if self.set.swap(true, Ordering::AcqRel) {
-                return false;
+                return;
             }
             (state.waiting.take(), std::mem::take(&mut state.hooks))
         };
@@ -61,7 +61,6 @@ impl Latch {
         if !is_planted(Bug::LostStop) {
             woken.wake();
         }
-        true
     }
 
     pub(crate) fn is_set(&self) -> bool {

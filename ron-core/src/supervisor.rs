@@ -35,6 +35,7 @@ pub struct Fatal {
     /// The panic message or error of the last failure.
     pub reason: String,
 }
+
 /// Says how long inline blocking work takes.
 #[derive(Clone)]
 struct Pace(Arc<dyn Fn() -> Duration + Send + Sync>);
@@ -135,6 +136,7 @@ impl Builder {
         Supervisor::of(Group::new(self.name, self.drain, self.metrics, Arc::new(shared), Weak::new()))
     }
 }
+
 /// A group of tasks with one life. Cloning shares it. Dropping the last clone asks the tasks to stop and does not
 /// wait; `shutdown().await` is the way.
 #[derive(Clone)]
@@ -144,6 +146,7 @@ pub struct Supervisor {
 
 /// Asks the group to stop when the last clone of its handle goes.
 struct LastHandle(Arc<Group>);
+
 impl Supervisor {
     /// A supervisor called `name` in logs and fatal errors.
     pub fn builder(name: impl Into<String>) -> Builder {

@@ -30,13 +30,14 @@ fn try_for_a_while<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     use std::sync::TryLockError;
 
     const TRIES: u32 = 64;
-    const PAUSE_MAX: u32 = 32;
+    /// A pause doubles so often, from one turn to thirty-two.
+    const DOUBLINGS: u32 = 5;
     for attempt in 0..TRIES {
         match mutex.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                for _ in 0..(1 << attempt.min(5)).min(PAUSE_MAX) {
+                for _ in 0..1 << attempt.min(DOUBLINGS) {
                     std::hint::spin_loop();
                 }
             }

@@ -31,8 +31,7 @@ use ron_core::{
     Deadline, GateLimits, LaneSpec, NodeId, Supervisor, TaskSpec,
     net::{
         Endpoint, Identity,
-        oap::Code,
-        rpc::{self, Fault, Handling, Method, Peers, PeersSettings, Protocol, RpcError, Service},
+        rpc::{Method, Peers, PeersSettings, Protocol, RpcError},
     },
     now,
 };
@@ -49,15 +48,6 @@ const PER_SECOND: u64 = 2_000;
 const LINKS: LaneSpec = LaneSpec::new("overload", "links", 16).flow("endpoint → sessions").why("one is used");
 const CLIENT: TaskSpec = TaskSpec::new("overload", "client").what("asks at its rate, whatever is answered");
 const CALL: TaskSpec = TaskSpec::new("overload", "call").what("one question");
-
-/// Answers nothing: these peers only ask.
-struct Mute;
-
-impl Service for Mute {
-    fn call(&self, _: rpc::Request) -> Handling {
-        Handling::Done(Err(Fault::new(Code::NotFound, "asks and is not asked")))
-    }
-}
 
 #[derive(Default)]
 struct Tally {
@@ -93,7 +83,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     for _ in 0..CLIENTS {
         let endpoint = Endpoint::builder(Identity::generate()?).start(&host)?;
         let protocol = Protocol { alpn: ALPN, proto: 1, links: LINKS };
-        peers.push(Peers::start(&endpoint, protocol, Arc::new(Mute), PeersSettings::default(), &host)?);
+        // They only ask.
+        peers.push(Peers::start(&endpoint, protocol, Arc::new(()), PeersSettings::default(), &host)?);
     }
     println!(
         "{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",

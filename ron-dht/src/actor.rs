@@ -1,4 +1,4 @@
-//! The tasks of a node that nobody calls: finding the network, keeping the table alive, saying our records again.
+//! Finding the network and keeping up with it: the seeds, readiness, refreshing the table, asking whether peers are there.
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 

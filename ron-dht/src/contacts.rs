@@ -3,10 +3,10 @@
 //! It is a cache. Whatever is wrong with it, the node starts without it and asks its seeds instead; the fault is told
 //! so that somebody can look at the disk.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use minicbor::{Decoder, Encoder};
-use ron_core::disk::{Access, Disk, DiskError, replace};
+use ron_core::disk::{Access, Disk, DiskError, make_dirs, replace};
 
 use crate::logic::{
     Contact,
@@ -99,20 +99,6 @@ fn read(disk: &dyn Disk, path: &Path) -> Result<Vec<Contact>, ContactsFault> {
         return Err(ContactsFault::Malformed);
     }
     Ok(contacts)
-}
-
-fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), DiskError> {
-    let mut path = PathBuf::new();
-    for component in dir.components() {
-        let parent = path.clone();
-        path.push(component);
-        match disk.make_dir(&path) {
-            Ok(()) => disk.sync_dir(&parent)?,
-            Err(DiskError::AlreadyExists { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

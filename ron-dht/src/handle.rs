@@ -315,7 +315,6 @@ impl Builder {
         let _ = group.spawn_restarting(BOOTSTRAPPER, move |stop| {
             Box::pin(bootstrap(Arc::clone(&booted), Arc::clone(&beginning), Arc::clone(&gates), seed, stop))
         });
-        // Boxed, or every layer around a task would have room for it.
         let kept = Arc::clone(&node);
         let _ = group.spawn_restarting(KEEPER, move |stop| Box::pin(keep(Arc::clone(&kept), seed, stop)));
         let said = Arc::clone(&node);
@@ -552,8 +551,8 @@ impl Dht {
     /// [`DhtError::Conflict`] when this node or all peers hold a newer number. With `expected`, more than half of the peers
     /// must keep the value, so that of two writers that reach the same peers at most one succeeds; otherwise it is
     /// [`DhtError::Conflict`] if some hold another one, and [`DhtError::Undecided`] if too many did not answer. Some peers
-    /// may hold the value all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt of more than 64
-    /// bytes; else as [`put`](Self::put).
+    /// may hold the value all the same: read again, and write on top of that. [`DhtError::Record`] for number 0 or a salt
+    /// of more than 64 bytes; else as [`put`](Self::put).
     pub async fn put_mutable(
         &self,
         salt: &[u8],

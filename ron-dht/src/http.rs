@@ -164,7 +164,7 @@ struct QuestionBody {
     at_ms: f64,
     took_ms: Option<f64>,
     hedge: bool,
-    outcome: String,
+    outcome: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     named: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -225,14 +225,10 @@ impl VerdictBody {
 impl From<&Question> for QuestionBody {
     fn from(question: &Question) -> Self {
         let (outcome, named, found) = match question.outcome {
-            Outcome::Answered { named, found } => ("answered".to_owned(), Some(named), Some(found)),
-            Outcome::Failed(failure) => {
-                // In one word, whatever else is known of it.
-                let words = format!("{failure:?}").to_lowercase();
-                (words.split(' ').next().unwrap_or_default().to_owned(), None, None)
-            }
-            Outcome::Silent => ("silent".to_owned(), None, None),
-            Outcome::Canceled => ("canceled".to_owned(), None, None),
+            Outcome::Answered { named, found } => ("answered", Some(named), Some(found)),
+            Outcome::Failed(failure) => (failure.name(), None, None),
+            Outcome::Silent => ("silent", None, None),
+            Outcome::Canceled => ("canceled", None, None),
         };
         QuestionBody {
             peer: question.peer.to_string(),

@@ -283,7 +283,7 @@ fn save(disk: &dyn Disk, path: &Path, contacts: &[Contact]) {
     }
 }
 
-pub(crate) fn of_journal(error: &JournalError) -> DhtError {
+fn of_journal(error: &JournalError) -> DhtError {
     match error {
         JournalError::Busy { what, retry_after } => DhtError::Busy { what, retry_after: *retry_after },
         JournalError::Timeout { op } => DhtError::Timeout { op },

@@ -342,21 +342,21 @@ impl Node {
         let Some(goal) = quest.goal() else { return (Verdict::at_home(quest.seen.len()), quest.late) };
         let mut verdict = search(self, Plan { goal, ..plan }, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
-        for (region, point) in
-            region.into_iter().flat_map(|region| region.points().map(move |at| (region, at)))
-        {
-            if quest.goal().is_none() {
-                break;
-            }
-            let more = self.ask_around(&region, point, &mut quest, deadline).await;
-            verdict.rpcs += more.rpcs;
-            verdict.hedges += more.hedges;
-            verdict.hops = verdict.hops.max(more.hops);
-            let is_final = more.is_final();
-            verdict.trace.extend(more.trace);
-            if is_final {
-                verdict.reason = more.reason;
-                break;
+        if let Some(region) = region {
+            for point in region.points() {
+                if quest.goal().is_none() {
+                    break;
+                }
+                let more = self.ask_around(&region, point, &mut quest, deadline).await;
+                verdict.rpcs += more.rpcs;
+                verdict.hedges += more.hedges;
+                verdict.hops = verdict.hops.max(more.hops);
+                let is_final = more.is_final();
+                verdict.trace.extend(more.trace);
+                if is_final {
+                    verdict.reason = more.reason;
+                    break;
+                }
             }
         }
         if quest.goal().is_none() {
@@ -386,12 +386,12 @@ impl Node {
         let (key, deadline) = (plan.target, plan.deadline);
         let verdict = search(self, plan, &mut quest).await;
         let region = if verdict.is_final() { None } else { self.made_up_around(&key, &verdict) };
-        for (region, point) in
-            region.into_iter().flat_map(|region| region.points().map(move |at| (region, at)))
-        {
-            let more = self.ask_around(&region, point, &mut quest, deadline).await;
-            if more.is_final() || want == Want::Immutable && quest.best.is_some() {
-                break;
+        if let Some(region) = region {
+            for point in region.points() {
+                let more = self.ask_around(&region, point, &mut quest, deadline).await;
+                if more.is_final() || want == Want::Immutable && quest.best.is_some() {
+                    break;
+                }
             }
         }
         quest.best
@@ -425,14 +425,6 @@ impl Node {
     fn made_up_around(&self, key: &Key, verdict: &Verdict) -> Option<Region> {
         let ids: Vec<NodeId> = verdict.closest.iter().map(|contact| contact.id).collect();
         self.made_up(key, &ids)
-    }
-}
-
-impl Verdict {
-    /// Whether there is no more to be found, or no time for it. Liars can spend a search's requests, and are no reason
-    /// to give up where they are not.
-    fn is_final(&self) -> bool {
-        matches!(self.reason, Reason::Enough | Reason::Deadline | Reason::Canceled)
     }
 }
 

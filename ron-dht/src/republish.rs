@@ -180,14 +180,11 @@ impl Node {
         self.claims.take(due)
     }
 
-    /// For how long the longest overdue of our keys has been waiting.
-    pub(crate) fn lag_secs(&self) -> u64 {
-        let unix = self.clock().unix_secs;
-        self.keeping.with(|kept| kept.store.schedule().lag_secs(unix))
-    }
-
+    /// Notes for how long the longest overdue of our keys has been waiting.
     fn note_lag(&self) {
-        self.metrics.gauge(PROVIDE_LAG).set(self.lag_secs() as f64);
+        let unix = self.clock().unix_secs;
+        let lag = self.keeping.with(|kept| kept.store.schedule().lag_secs(unix));
+        self.metrics.gauge(PROVIDE_LAG).set(lag as f64);
     }
 
     /// Says keys of the schedule, and how many of them somebody keeps.
@@ -243,10 +240,8 @@ impl Node {
                 self.events.publish(Event::Swept { keys: total, left, lookups });
                 return Ok(());
             }
-            let ((), (region, said)) = match running.next().await {
-                ((), Ok(done)) => ((), done),
-                ((), Err(error)) => return Err(error),
-            };
+            let ((), done) = running.next().await;
+            let (region, said) = done?;
             progress.update(|before| ProvideProgress {
                 total: before.total,
                 done: before.done + said.keys,

@@ -8,6 +8,7 @@ use crate::logic::{
     addrs::AddressPolicy,
     lookup::{LookupSettings, PATHS_MAX},
     records::Limits,
+    schedule::REPUBLISH,
     signed::TTL_MAX,
     table::{Diversity, K},
 };
@@ -129,7 +130,7 @@ impl Default for Settings {
             seeds_required: 1,
             buckets_required: 0.8,
             refresh: Duration::from_secs(3600),
-            republish: Duration::from_secs(12 * 3600),
+            republish: REPUBLISH,
             sessions_max: 1024,
             links_bytes: 64 << 20,
             idle_timeout: Duration::from_secs(60),

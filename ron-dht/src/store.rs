@@ -29,7 +29,7 @@ use crate::logic::{
     Key,
     addrs::{AddressPolicy, Sender},
     records::{Inserted, Limits, Records},
-    schedule::{Planned, REPUBLISH, Schedule},
+    schedule::{Planned, Schedule},
     signed::{Record, RecordError, Verified},
 };
 
@@ -76,12 +76,13 @@ pub(crate) struct StoreSettings {
     pub(crate) salts: Salts,
 }
 
+#[cfg(test)]
 impl Default for StoreSettings {
     fn default() -> Self {
         StoreSettings {
             limits: Limits::default(),
             policy: AddressPolicy::default(),
-            republish: REPUBLISH,
+            republish: crate::logic::schedule::REPUBLISH,
             segment_bytes: 8 << 20,
             salts: Salts::default(),
         }
@@ -259,7 +260,7 @@ impl Store {
         if durable.said_from.as_ref() == Some(&addrs) {
             return 0;
         }
-        durable.unwritten.push(said_from_entry(&addrs));
+        durable.add(said_from_entry(&addrs));
         durable.said_from = Some(addrs);
         let due = self.schedule.make_all_due();
         self.write_planned(&due);

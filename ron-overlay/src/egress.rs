@@ -188,8 +188,8 @@ pub(crate) struct Promise {
 pub(crate) enum Sent {
     /// It waits.
     Queued,
-    /// It waits, and there is no session: somebody must look for one. Said once.
-    Dial,
+    /// There is no session, and somebody must look for one. Said once, whether the word waits or was shed.
+    Dial { is_queued: bool },
     /// There was no room, which has been counted and will be told.
     Shed,
     /// The peer is gone, and another entry may have taken its place.
@@ -254,7 +254,7 @@ impl Egress {
             }
         } else if !queue.is_dialling {
             queue.is_dialling = true;
-            return Sent::Dial;
+            return Sent::Dial { is_queued };
         }
         if is_queued { Sent::Queued } else { Sent::Shed }
     }
@@ -585,7 +585,8 @@ mod tests {
         assert!(egress.promise(1000, &settings, now).is_err());
         assert_eq!(shared.bytes(), 2000);
         let push = |promise| egress.push(Class::Gossip, topic, &parcel, Overflow::RejectNewest, promise);
-        assert_eq!(push(None), Sent::Dial, "somebody else's is shed, and asks for a session");
+        let dial = Sent::Dial { is_queued: false };
+        assert_eq!(push(None), dial, "somebody else's is shed, and asks for a session");
         assert_eq!(push(None), Sent::Shed);
         assert_eq!(push(Some(first)), Sent::Queued);
         egress.release(second);

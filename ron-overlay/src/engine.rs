@@ -460,14 +460,14 @@ impl Engine {
         while let Some(output) = topic.gossip.poll() {
             match output {
                 Output::Send { to, word } => send(node, settings, (encoded, promises), id, topic, &to, &word),
-                Output::Check { message, .. } => check(node, settings, id, topic, message, now),
+                Output::Check { message } => check(node, settings, id, topic, message, now),
                 Output::Deliver { message, hops } => {
                     topic.delivered += 1;
                     node.egress.tallies.delivered.add(1);
                     topic.subscribers.retain(|subscriber| subscriber.deliver(&message, hops));
                 }
                 Output::Gap(gap) => {
-                    node.egress.tallies.gaps.add(gap.seqs.end() + 1 - gap.seqs.start());
+                    node.egress.tallies.gaps.add(gap.count());
                     topic.subscribers.retain(|subscriber| subscriber.tell_gap(&gap));
                 }
                 Output::Up(peer) => {

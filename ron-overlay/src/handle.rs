@@ -16,7 +16,6 @@ use ron_core::{
         rpc::{Chunks, Handling, Method, Peers, Protocol, Request, Side},
     },
 };
-
 use tokio::sync::Notify;
 
 use crate::{
@@ -269,7 +268,7 @@ fn sized(spec: LaneSpec, key: &'static str, items: usize) -> Result<LaneSpec, Co
 /// A node that tells others an address nobody can dial would have no neighbours but those it finds itself, and neither it
 /// nor they would say why.
 fn check_told(addrs: &[SocketAddr]) -> Result<(), ConfigError> {
-    match addrs.iter().find(|addr| addr.ip().is_unspecified()) {
+    match addrs.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0) {
         Some(addr) => Err(ConfigError::OutOfRange {
             key: "external",
             value: addr.to_string(),

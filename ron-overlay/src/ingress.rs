@@ -93,7 +93,7 @@ impl Ingress {
         self.queue.lock().is_closed = true;
     }
 
-    /// Whether it is at least this full, as a share.
+    /// How full it is, as a share.
     pub(crate) fn fullness(&self) -> f64 {
         self.depth() as f64 / self.spec.capacity as f64
     }

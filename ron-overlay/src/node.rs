@@ -305,8 +305,9 @@ impl Node {
             let Some(egress) = known.or_else(|| self.egress_or_new(to.id)) else { break };
             match egress.push(class, topic, parcel, overflow, promised.map(|(_, promise)| promise)) {
                 Sent::Over => {}
-                Sent::Dial => {
-                    return if self.dial(&egress, to) { Sent::Queued } else { Sent::Shed };
+                Sent::Dial { is_queued } => {
+                    let is_dialled = self.dial(&egress, to);
+                    return if is_dialled && is_queued { Sent::Queued } else { Sent::Shed };
                 }
                 sent => return sent,
             }
@@ -397,12 +398,12 @@ impl Node {
     /// A peer is our neighbour on one more topic, or on one less.
     pub(crate) fn count_neighbour(&self, peer: NodeId, is_more: bool) {
         self.standing.lock().count_topic(peer, is_more);
-        let before = if is_more {
+        let neighbours = if is_more {
             self.neighbours.fetch_add(1, Ordering::Relaxed) + 1
         } else {
             self.neighbours.fetch_sub(1, Ordering::Relaxed) - 1
         };
-        self.metrics.gauge(NEIGHBOURS).set(before as f64);
+        self.metrics.gauge(NEIGHBOURS).set(neighbours as f64);
     }
 
     /// Says how much waits, for who asks the metrics.

@@ -81,17 +81,16 @@ fn weigh(delivery: &Delivery) -> usize {
 impl Subscriber {
     /// Hands a message on. Says whether anybody is there.
     pub(crate) fn deliver(&self, message: &Message, hops: u8) -> bool {
-        let delivery = Delivery::Message { message: message.clone(), hops };
-        match self.lane.try_push_or_return(delivery) {
-            Ok(()) => true,
-            Err((CallError::Canceled, _)) => false,
-            Err((_, delivery)) => self.push_or_note(delivery),
-        }
+        self.push(Delivery::Message { message: message.clone(), hops })
     }
 
     /// Tells of a gap. Says whether anybody is there.
     pub(crate) fn tell_gap(&self, gap: &Gap) -> bool {
-        match self.lane.try_push_or_return(Delivery::Gap(gap.clone())) {
+        self.push(Delivery::Gap(gap.clone()))
+    }
+
+    fn push(&self, delivery: Delivery) -> bool {
+        match self.lane.try_push_or_return(delivery) {
             Ok(()) => true,
             Err((CallError::Canceled, _)) => false,
             Err((_, delivery)) => self.push_or_note(delivery),
@@ -137,7 +136,7 @@ impl Missed {
         }
         if self.ranges.len() >= RANGES_MAX {
             self.more += match self.ranges.pop_front() {
-                Some(Delivery::Gap(gap) | Delivery::Missed(gap)) => count(&gap),
+                Some(Delivery::Gap(gap) | Delivery::Missed(gap)) => gap.count(),
                 _ => 0,
             };
         }
@@ -150,11 +149,6 @@ impl Missed {
         }
         self.ranges.pop_front()
     }
-}
-
-/// How many messages a gap is.
-pub(crate) fn count(gap: &Gap) -> u64 {
-    gap.seqs.end() + 1 - gap.seqs.start()
 }
 
 impl fmt::Debug for Subscriber {
@@ -214,9 +208,9 @@ impl Subscription {
         match self.recv().await {
             Some(Delivery::Message { message, .. }) => Ok(Some(message)),
             Some(Delivery::Gap(gap)) => {
-                Err(OverlayError::Lost { publisher: gap.publisher, count: count(&gap) })
+                Err(OverlayError::Lost { publisher: gap.publisher, count: gap.count() })
             }
-            Some(Delivery::Missed(gap)) => Err(OverlayError::Lagging { missed: count(&gap) }),
+            Some(Delivery::Missed(gap)) => Err(OverlayError::Lagging { missed: gap.count() }),
             Some(Delivery::MissedMore(missed)) => Err(OverlayError::Lagging { missed }),
             None => Ok(None),
         }
@@ -294,7 +288,7 @@ mod tests {
         let (mut told, mut ranges) = (0, 0);
         while let Some(delivery) = subscription.try_recv() {
             match delivery {
-                Delivery::Missed(gap) => (told, ranges) = (told + count(&gap), ranges + 1),
+                Delivery::Missed(gap) => (told, ranges) = (told + gap.count(), ranges + 1),
                 Delivery::MissedMore(more) => told += more,
                 _ => {}
             }

@@ -4,7 +4,7 @@
 //! that could survive. A file is a list of pages, so that growing never copies and what was never written takes nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     path::{Path, PathBuf},
     sync::{
@@ -26,7 +26,7 @@ pub struct MemoryDisk {
 #[derive(Default)]
 struct State {
     names: BTreeMap<PathBuf, Node>,
-    locks: BTreeMap<PathBuf, ()>,
+    locks: BTreeSet<PathBuf>,
     room: Arc<Room>,
 }
 
@@ -200,7 +200,7 @@ impl Disk for MemoryDisk {
         if state.file("lock", path).is_err() {
             state.add("lock", path, Node::File(Arc::default()))?;
         }
-        if state.locks.insert(path.to_path_buf(), ()).is_some() {
+        if !state.locks.insert(path.to_path_buf()) {
             return Err(DiskError::Locked { path: path.to_path_buf() });
         }
         Ok(DiskLock::new(Box::new(MemoryLock { disk: self.clone(), path: path.to_path_buf() })))
@@ -247,7 +247,7 @@ impl MemoryFile {
     }
 }
 
-/// Where in its page an offset is, and which page that is.
+/// Which page an offset is in, and where in it.
 fn place(offset: u64) -> (usize, usize) {
     let page = usize::try_from(offset / PAGE as u64).unwrap_or(usize::MAX);
     (page, usize::try_from(offset % PAGE as u64).expect("smaller than a page"))

@@ -327,8 +327,8 @@ struct Requests {
     lobby: bool,
 }
 
-/// The host's routes, as this connection has them. A copy of its own: to make one for each request, all cores would count the same
-/// thing.
+/// The host's routes, as this connection has them. It has a copy of its own: if each request made one, all cores would
+/// count references to the same routes.
 struct Work {
     newest: Watch<Routes>,
     routes: Router,
@@ -357,8 +357,8 @@ enum Whom {
     Work,
 }
 
-/// What the requests of one connection have in common. Counted for each connection and not for the server: two cores that count
-/// the same thing with every request wait for each other.
+/// What the requests of one connection have in common. Its references are counted for each connection and not for the
+/// server: two cores that count the same thing with every request wait for each other.
 struct Link {
     shared: Arc<Shared>,
     wire: WireControl,
@@ -690,8 +690,9 @@ impl fmt::Debug for Leaving {
 
 /// A host's routes, and the same once more with nothing behind them but their names.
 ///
-/// Which route it was is known only inside the router. A layer around every route could tell, but to go through one costs as much as
-/// the rest of the router. So the guards of routes tell; for a route without one, the names are asked afterwards.
+/// Which route it was is known only inside the router. A layer around every route could tell, but to go through one
+/// costs as much as the rest of the router. So the guards of routes tell; for a route without one, the names are asked
+/// afterwards.
 struct Routes {
     router: Router,
     names: Router,

@@ -274,7 +274,8 @@ impl Wire {
                     Err(fault) => {
                         state.gave_up = Some(GaveUp::Fault(fault));
                         buf.set_filled(from);
-                        return self.refusal(&state);
+                        // A fault behind a request that is being served must not cost that request its answer.
+                        return if state.serving { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) };
                     }
                 }
             }
@@ -282,12 +283,6 @@ impl Wire {
         drop(state);
         self.hold_back(buf, from, keep);
         Ok(())
-    }
-
-    /// A fault behind a request that is being served must not cost that request its answer.
-    #[allow(clippy::unused_self, reason = "reads as part of the wire")]
-    fn refusal(&self, state: &State) -> io::Result<()> {
-        if state.serving { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 }
 

@@ -7,20 +7,14 @@
 //! shows bytes that never reached the disk. So names are synced, and the part that no record vouches for is written
 //! once more before it is synced: after a failed sync the kernel may consider those pages clean.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use super::{
     Damage, JournalError, OnDamage, Opening, Position,
     format::{HEADER, Header, HeaderFault, Key, next_sequence, segment_sequence},
     scan::{FIRST, Segment, Shared, Survey, Verdict, is_zero_after_header},
 };
-use crate::{
-    disk::{Access, Disk, DiskError, File, parent},
-    planted::{Bug, is_planted},
-};
+use crate::disk::{Access, File};
 
 /// How much of the tail is written again at a time.
 const REWRITE_STEP: usize = 1 << 20;
@@ -98,23 +92,6 @@ impl Found {
     fn is_half_made(&self) -> Result<bool, JournalError> {
         Ok(self.header.is_none() && is_zero_after_header(&self.file, self.len)?)
     }
-}
-
-/// Makes the directory and every one above it, durably. A directory that exists is synced all the same: whoever
-/// made it may have died before doing so.
-pub(super) fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), DiskError> {
-    let mut path = PathBuf::new();
-    for component in dir.components() {
-        path.push(component);
-        match disk.make_dir(&path) {
-            Ok(()) | Err(DiskError::AlreadyExists { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        if !is_planted(Bug::MissingDirSync) {
-            disk.sync_dir(parent(&path))?;
-        }
-    }
-    Ok(())
 }
 
 /// Reads and judges all segments, repairs the end, fills the table of readers.
@@ -271,6 +248,8 @@ fn settle(
 #[cfg(all(test, not(ron_loom), feature = "sim"))]
 #[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::{
         journal::{

@@ -44,6 +44,10 @@ const _: () = assert!(SCAN_STEP % ALIGN == 0 && HEADER % ALIGN == 0);
 #[expect(clippy::cast_possible_truncation, reason = "64 fits")]
 pub(super) const FIRST: u32 = HEADER as u32;
 
+/// From one offset that a record can have to the next.
+#[expect(clippy::cast_possible_truncation, reason = "8 fits")]
+const STRIDE: u32 = ALIGN as u32;
+
 /// A segment as readers know it.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -361,7 +365,7 @@ impl Scan {
                 }
                 continue;
             }
-            let to = match window.find(key, position.offset.saturating_add(8))? {
+            let to = match window.find(key, position.offset.saturating_add(STRIDE))? {
                 Some(offset) => Position { offset, ..position },
                 None => segment.next,
             };
@@ -529,7 +533,7 @@ impl Window {
                 if self.record(key, offset)?.is_some() {
                     return Ok(Some(offset));
                 }
-                offset += 8;
+                offset += STRIDE;
             }
         }
     }
@@ -597,7 +601,7 @@ impl Survey {
                 continue;
             }
             runs.push(run);
-            match window.find(key, run.to.saturating_add(8))? {
+            match window.find(key, run.to.saturating_add(STRIDE))? {
                 Some(next) => run = start(next),
                 None => break,
             }

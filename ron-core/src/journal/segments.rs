@@ -13,11 +13,11 @@ use std::{
 use super::{
     Entry, JournalError, Position, Reader, Record, Recovered, Salts, Scan, SegmentInfo, Settings,
     format::{Draft, Header, RECORD_BYTES_MAX, body_sum, next_sequence, record_bytes},
-    recover::{Active, Resume, make_dirs, recover},
+    recover::{Active, Resume, recover},
     scan::{FIRST, Segment, Shared},
 };
 use crate::{
-    disk::{Disk, DiskError, DiskLock, File},
+    disk::{Disk, DiskError, DiskLock, File, make_dirs},
     planted::{Bug, is_planted},
 };
 

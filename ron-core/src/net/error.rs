@@ -115,6 +115,16 @@ crate::refusals!(NetError {
 });
 
 impl NetError {
+    /// What a socket said when `addr` was dialled.
+    pub(crate) fn unreachable(addr: SocketAddr, error: &io::Error) -> Self {
+        NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() }
+    }
+
+    /// What a socket said when it was to listen on `addr`.
+    pub(crate) fn listen(addr: SocketAddr, error: &io::Error) -> Self {
+        NetError::Listen { addr, kind: error.kind(), message: error.to_string() }
+    }
+
     /// The reason in one word, for counters: one of fourteen.
     #[must_use]
     pub const fn reason(&self) -> &'static str {

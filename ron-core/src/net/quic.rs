@@ -114,8 +114,7 @@ impl Quic {
     }
 
     async fn connect(&self, addr: SocketAddr, peer: NodeId, alpn: &'static str) -> Result<Link, NetError> {
-        let unreachable =
-            |error: io::Error| NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() };
+        let unreachable = |error: io::Error| NetError::unreachable(addr, &error);
         let socket = self.socket_for(addr).map_err(unreachable)?;
         let verdict = Verdict::default();
         let mut config = quinn::ClientConfig::new(Arc::new(Dialling {
@@ -200,11 +199,7 @@ impl Transport for Quic {
         let config = self.server_config();
         let bound =
             endpoint(addr, Some(config.clone())).and_then(|socket| Ok((socket.local_addr()?, socket)));
-        let (local, socket) = bound.map_err(|error| NetError::Listen {
-            addr,
-            kind: error.kind(),
-            message: error.to_string(),
-        })?;
+        let (local, socket) = bound.map_err(|error| NetError::listen(addr, &error))?;
         Ok(Box::new(QuicListener {
             socket,
             local,

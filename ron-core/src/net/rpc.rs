@@ -262,8 +262,8 @@ pub trait Service: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// A session of [`Peers`] has begun, and is the one that its peer has from now on. Whoever has many events to send and minds their
-    /// order returns where the session finds them.
+    /// A session of [`Peers`] has begun, and is the one that its peer has from now on. Whoever has many events to send
+    /// and minds their order returns where the session finds them.
     fn began(&self, session: &Session) -> Option<Arc<dyn Outbox>> {
         let _ = session;
         None

@@ -144,8 +144,7 @@ impl TcpTls {
     }
 
     async fn connect(&self, addr: SocketAddr, peer: NodeId, alpn: &'static str) -> Result<Link, NetError> {
-        let unreachable =
-            |error: io::Error| NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() };
+        let unreachable = |error: io::Error| NetError::unreachable(addr, &error);
         let tcp = TcpStream::connect(addr).await.map_err(unreachable)?;
         tune(&tcp).map_err(unreachable)?;
         let config = self.handshakes.to(peer, alpn);
@@ -179,12 +178,7 @@ impl Transport for TcpTls {
     }
 
     fn listen(&self, addr: SocketAddr) -> Result<Box<dyn Listener>, NetError> {
-        let listener = bind(addr).map_err(|error| NetError::Listen {
-            addr,
-            kind: error.kind(),
-            message: error.to_string(),
-        });
-        let (tcp, local) = listener?;
+        let (tcp, local) = bind(addr).map_err(|error| NetError::listen(addr, &error))?;
         Ok(Box::new(TcpTlsListener { tcp, local, handshakes: Arc::clone(&self.handshakes) }))
     }
 }

@@ -69,9 +69,8 @@ impl Transport for SimTransport {
     ) -> BoxFuture<'a, Result<Link, NetError>> {
         Box::pin(async move {
             let dial = async {
-                let stream = self.net.connect(self.ip, addr).await.map_err(|error| {
-                    NetError::Unreachable { addr, kind: error.kind(), message: error.to_string() }
-                })?;
+                let connected = self.net.connect(self.ip, addr).await;
+                let stream = connected.map_err(|error| NetError::unreachable(addr, &error))?;
                 self.introduce(stream, peer, alpn).await
             };
             deadline.limit("dial", dial).await?
@@ -79,11 +78,7 @@ impl Transport for SimTransport {
     }
 
     fn listen(&self, addr: SocketAddr) -> Result<Box<dyn Listener>, NetError> {
-        let listener = self.net.listen(addr).map_err(|error| NetError::Listen {
-            addr,
-            kind: error.kind(),
-            message: error.to_string(),
-        })?;
+        let listener = self.net.listen(addr).map_err(|error| NetError::listen(addr, &error))?;
         Ok(Box::new(Listening { listener, key: self.key }))
     }
 }

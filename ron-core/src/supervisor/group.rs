@@ -58,6 +58,7 @@ pub(super) struct Group {
     pub(super) report: OnceLock<Stopped>,
     pub(super) stopped: Latch,
 }
+
 impl Group {
     pub(super) fn new(
         name: String,

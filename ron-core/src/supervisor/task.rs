@@ -72,6 +72,7 @@ impl fmt::Display for Restart {
         }
     }
 }
+
 /// What a task may return: `()`, or a `Result` whose error counts as a failure.
 pub trait TaskOutput: Send + 'static {
     /// The failure, in words for the log.
@@ -97,6 +98,7 @@ impl<E: Error + Send + 'static> TaskOutput for Result<(), E> {
         })
     }
 }
+
 /// How a task ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskEnd {
@@ -111,6 +113,7 @@ pub enum TaskEnd {
     /// It was never run, because the supervisor had stopped.
     Refused,
 }
+
 /// A started task. Dropping this leaves the task to its supervisor.
 #[derive(Debug, Clone)]
 pub struct Task {
@@ -162,6 +165,7 @@ impl fmt::Debug for Ending {
         write!(f, "{:?}", self.end.get())
     }
 }
+
 /// A member of the roll. However the task ends, dropping this counts it out.
 pub(super) struct Member {
     group: Arc<Group>,
@@ -254,6 +258,7 @@ impl Failure {
         }
     }
 }
+
 /// How many restarts a task has had lately, and how long to wait before the next.
 pub(super) struct Restarts {
     policy: Restart,

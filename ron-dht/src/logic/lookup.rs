@@ -3,8 +3,8 @@
 //! The search keeps every peer it heard of in order of distance to the target and asks the nearest it has not asked.
 //! It is complete when the k nearest that are alive have answered. A peer silent past its hedge delay is set aside: its
 //! place goes to another and the end waits for it no longer than for the slowest twice over, but what it says later still
-//! counts. So a dead peer costs
-//! one hedge delay and not a timeout, and no error, however fast, ends a search that somebody may still answer.
+//! counts. So a dead peer costs one hedge delay and not a timeout, and no error, however fast, ends a search that
+//! somebody may still answer.
 //!
 //! Whatever peers say, a search ends: each peer is asked once, or once more if it was not where the first to name it said
 //! and somebody else says where it is, and there is a cap on requests. A peer whose referrals mostly turn out dead loses

@@ -10,6 +10,8 @@
 //! holds less. A flooder can then neither push out those who hold less than it, nor lock out those who come after it.
 //! Holders are told apart by [`Source`], since names cost nothing.
 
+mod row;
+
 use std::{
     cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
@@ -19,15 +21,13 @@ use std::{
 use bytes::Bytes;
 use ron_core::NodeId;
 
+pub use self::row::{Kept, RECORD_OVERHEAD};
+use self::row::{Place, Row};
 use super::{
     Key,
     addrs::{AddressPolicy, Sender, Source},
     signed::{ProviderRecord, Record, RecordError, SKEW_MAX, TTL_MAX, Value, Verified},
 };
-
-/// What one record costs beside its own bytes: its row (about 150), its places in the indexes by key, expiry, source
-/// and publisher (about 200, as half-full tree nodes), and the allocator's rounding.
-pub const RECORD_OVERHEAD: usize = 384;
 
 /// How much is kept. The defaults are for a node that serves others; all are bounds, nothing is reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,19 +81,6 @@ impl Inserted {
     }
 }
 
-/// One record as it is kept: what a durable store writes down, and what [`Records::restore`] takes back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// The record as it travels.
-    pub encoded: Bytes,
-    /// Whether it is a value and not a provider record.
-    pub is_value: bool,
-    /// Whom it is counted with.
-    pub source: Source,
-    /// When it is forgotten.
-    pub expires: Duration,
-}
-
 /// The records a node keeps for others.
 #[derive(Debug)]
 pub struct Records {
@@ -109,35 +96,6 @@ pub struct Records {
     by_holding: BTreeSet<(usize, Source)>,
     by_publisher: BTreeMap<NodeId, Use>,
     total: Use,
-}
-
-#[derive(Debug)]
-struct Row {
-    key: Key,
-    place: Place,
-    source: Source,
-    seq: u64,
-    is_withdrawn: bool,
-    expires: Duration,
-    encoded: Bytes,
-}
-
-/// Of each there is one under a key. A value under its own hash has a place of its own: its bytes may be a public key
-/// and a salt, and it would then be in the way of the value that belongs to those.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Provider(NodeId),
-    Immutable,
-    Mutable(NodeId),
-}
-
-impl Place {
-    fn publisher(self) -> Option<NodeId> {
-        match self {
-            Place::Provider(publisher) | Place::Mutable(publisher) => Some(publisher),
-            Place::Immutable => None,
-        }
-    }
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -163,46 +121,6 @@ impl Use {
 struct Holding {
     bytes: usize,
     rows: BTreeSet<(Duration, u32)>,
-}
-
-impl Row {
-    fn of(record: &Record, source: Source, expires: Duration) -> Self {
-        match record {
-            Record::Provider(record) => Row {
-                key: record.key(),
-                place: Place::Provider(record.publisher()),
-                source,
-                seq: record.seq(),
-                is_withdrawn: record.is_withdrawn(),
-                expires,
-                encoded: record.encoded().clone(),
-            },
-            Record::Value(value) => Row {
-                key: value.key(),
-                place: value.signer().map_or(Place::Immutable, |signer| Place::Mutable(signer.publisher)),
-                source,
-                seq: value.signer().map_or(0, |signer| signer.seq),
-                is_withdrawn: false,
-                expires,
-                encoded: value.encoded().clone(),
-            },
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        self.encoded.len() + RECORD_OVERHEAD
-    }
-
-    /// Which of two records for one place counts. All nodes come to the same answer, whatever arrives first: the
-    /// higher number; of two with the same, a withdrawal; otherwise the greater bytes. Two values under one hash are one
-    /// value, however long they ask to live: nobody signed that, so it must not decide whose word counts.
-    fn precedence(&self, other: &Row) -> Ordering {
-        if self.place == Place::Immutable {
-            return Ordering::Equal;
-        }
-        let rank = |row: &Row| (row.seq, row.is_withdrawn);
-        rank(self).cmp(&rank(other)).then_with(|| self.encoded.cmp(&other.encoded))
-    }
 }
 
 impl Records {
@@ -275,8 +193,7 @@ impl Records {
             }
             Record::Value(value) => value.ttl_secs(),
         };
-        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
-        let life = Duration::from_secs(ttl_secs.into()).min(self.life_max(is_withdrawn));
+        let life = Duration::from_secs(ttl_secs.into()).min(self.life_max(record.is_withdrawn()));
         self.place(Row::of(&record, self.policy.source(sender), now + life), expected, now)
     }
 
@@ -290,8 +207,7 @@ impl Records {
         } else {
             Record::Provider(ProviderRecord::decode(&kept.encoded)?)
         };
-        let is_withdrawn = matches!(&record, Record::Provider(record) if record.is_withdrawn());
-        let expires = kept.expires.min(now + self.life_max(is_withdrawn));
+        let expires = kept.expires.min(now + self.life_max(record.is_withdrawn()));
         self.place(Row::of(&record, kept.source, expires), None, now)
     }
 
@@ -411,22 +327,13 @@ impl Records {
 
     /// All records, for writing them down.
     pub fn kept(&self) -> impl Iterator<Item = Kept> + '_ {
-        self.rows.iter().flatten().map(Self::kept_row)
+        self.rows.iter().flatten().map(Row::kept)
     }
 
     /// The record for the same place as this one, as it is kept now.
     pub(crate) fn kept_for(&self, record: &Record) -> Option<Kept> {
         let asked = Row::of(record, Source::from_number(0), Duration::ZERO);
-        self.find(&asked.key, asked.place).map(|number| Self::kept_row(self.row(number)))
-    }
-
-    fn kept_row(row: &Row) -> Kept {
-        Kept {
-            encoded: row.encoded.clone(),
-            is_value: !matches!(row.place, Place::Provider(_)),
-            source: row.source,
-            expires: row.expires,
-        }
+        self.find(&asked.key, asked.place).map(|number| self.row(number).kept())
     }
 
     /// How many there are, withdrawals included.

@@ -583,6 +583,13 @@ pub enum Record {
     Value(Value),
 }
 
+impl Record {
+    /// Whether it takes back what earlier ones said. A value never does.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        matches!(self, Record::Provider(record) if record.is_withdrawn())
+    }
+}
+
 /// A record whose proof was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified(Record);

@@ -4,12 +4,12 @@
 //! all nodes that share more leading bits with the key than the farthest of the k does are among the k. Call that
 //! corner covered. It has fewer than k nodes, and the corner one bit wider has at least k. For every key in the wider
 //! corner the k closest nodes are in it too, so once all of it is covered, by a few more lookups, every key in it is
-//! assigned without a lookup of its own, and exactly. Lookups are not perfect, so corners are made to overlap. The number of lookups then depends on the number of
-//! nodes and not on the number of keys.
+//! assigned without a lookup of its own, and exactly. Lookups are not perfect, so corners are made to overlap. The number
+//! of lookups then depends on the number of nodes and not on the number of keys.
 //!
 //! A [`Sweep`] cuts the keys into regions by the estimated size of the network, so that several can be explored at
-//! once and a sweep that is interrupted loses no more than those it was at. The estimate decides how work is shared out and not
-//! what is right: a [`Region`] explores until it knows enough, however many nodes turn up.
+//! once and a sweep that is interrupted loses no more than those it was at. The estimate decides how work is shared out
+//! and not what is right: a [`Region`] explores until it knows enough, however many nodes turn up.
 
 use std::collections::{BTreeMap, BTreeSet};
 

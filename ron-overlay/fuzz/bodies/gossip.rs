@@ -36,7 +36,7 @@ pub(crate) fn gossip(mut data: &[u8]) {
         node.on_tick(now);
         while let Some(output) = node.poll() {
             match output {
-                Output::Check { message, .. } => {
+                Output::Check { message } => {
                     let verdict = [
                         Verdict::Accept,
                         Verdict::Reject { is_proven: true },

@@ -39,8 +39,9 @@ pub const IDS_MAX: usize = 256;
 /// Trees in one announcement. Whoever publishes says which tree a message is on, so there may be any number of them.
 pub const HAVE_TREES_MAX: usize = 32;
 
-/// Publishers in one digest, and numbers in one fetch.
+/// Publishers in one digest.
 pub const SUMMARIES_MAX: usize = 64;
+
 /// Numbers in one fetch.
 pub const FETCH_MAX: usize = 64;
 
@@ -220,8 +221,6 @@ pub enum Output {
     },
     /// Look at this message and say what you think with [`Gossip::on_verdict`].
     Check {
-        /// Who sent it.
-        from: NodeId,
         /// The message.
         message: Message,
     },
@@ -349,7 +348,7 @@ struct Unchecked {
 /// A verdict that has not come after this will not.
 const VERDICT_LOST: Duration = Duration::from_secs(60);
 
-/// Peers that others than neighbours' budgets are remembered of.
+/// Peers whose budgets are remembered. Neighbours find room among them whoever else asks.
 const BUDGETS_MAX: usize = 256;
 
 /// After the last message, digests go on for this long.
@@ -540,12 +539,6 @@ impl Gossip {
     /// The spares.
     pub fn spares(&self) -> impl Iterator<Item = &Contact> {
         self.view.spares()
-    }
-
-    /// The round trip to a neighbour, as measured.
-    #[must_use]
-    pub fn rtt(&self, peer: &NodeId) -> Option<Duration> {
-        self.links.get(peer)?.rtt
     }
 
     /// The trees.

@@ -29,7 +29,7 @@ pub enum Overflow {
 pub enum Pushed<T> {
     /// It waits.
     Queued,
-    /// It waits, and these do not any more.
+    /// These do not wait any more, and it waits unless it is the last of them: others hold too much of the room.
     Shed(Vec<T>),
     /// There is no room for it.
     Full(T),

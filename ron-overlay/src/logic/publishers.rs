@@ -56,6 +56,14 @@ pub struct Gap {
     pub seqs: RangeInclusive<u64>,
 }
 
+impl Gap {
+    /// How many they are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.seqs.end() + 1 - self.seqs.start()
+    }
+}
+
 /// The publishers of a topic.
 #[derive(Debug)]
 pub struct Publishers {

@@ -294,18 +294,9 @@ impl Trees {
         let good = self.trees.values().filter(|tree| self.is_live(tree, now) && !tree.is_failing()).count();
         if !self.trees.contains_key(&self.me) && good < self.settings.roots {
             let tree = Tree {
-                round: self.first_round,
                 proofs: vec![(self.first_round, self.seal.sign(self.first_round, false))],
-                distance: 0,
-                feasible: 0,
-                parent: None,
-                heard: BTreeMap::new(),
-                since: now,
-                fresh_at: now,
-                used_at: now,
-                held_until: None,
                 own_round_at: Some(now + self.settings.round),
-                missed: 0,
+                ..Tree::new(self.first_round, 0, now)
             };
             self.trees.insert(self.me, tree);
             self.mark(self.me, now);
@@ -491,21 +482,7 @@ impl Trees {
                 self.displaced_at = now;
             }
         }
-        let tree = Tree {
-            round: round.wrapping_sub(1),
-            proofs: Vec::new(),
-            distance: DISTANCE_MAX,
-            feasible: DISTANCE_MAX,
-            parent: None,
-            heard: BTreeMap::new(),
-            since: now,
-            fresh_at: now,
-            used_at: now,
-            held_until: None,
-            own_round_at: None,
-            missed: 0,
-        };
-        self.trees.insert(root, tree);
+        self.trees.insert(root, Tree::new(round.wrapping_sub(1), DISTANCE_MAX, now));
     }
 
     /// Checks the proof of a beacon, if its sender may have one more checked.
@@ -648,7 +625,7 @@ impl Trees {
             let is_owed = |root: &&NodeId| dirty.contains(*root) || owed.contains(&(*peer, **root));
             let trees = self.trees.iter().filter(|(root, _)| is_owed(root)).filter_map(|(root, tree)| {
                 let is_parent = tree.parent == Some(*peer);
-                let is_known = is_parent || tree.parent.is_some() || tree.own_round_at.is_some();
+                let is_known = tree.parent.is_some() || tree.own_round_at.is_some();
                 let Tree { round, distance, ref proofs, .. } = *tree;
                 let proof = proofs.iter().find(|(of, _)| *of == round).map(|(_, proof)| *proof)?;
                 is_known.then_some(Beacon { root: *root, round, distance, is_parent, proof })
@@ -667,6 +644,24 @@ impl Trees {
 }
 
 impl Tree {
+    /// A tree in this round whose root is so far away, of which nobody has said anything yet.
+    fn new(round: u32, distance: u32, now: Duration) -> Self {
+        Tree {
+            round,
+            proofs: Vec::new(),
+            distance,
+            feasible: distance,
+            parent: None,
+            heard: BTreeMap::new(),
+            since: now,
+            fresh_at: now,
+            used_at: now,
+            held_until: None,
+            own_round_at: None,
+            missed: 0,
+        }
+    }
+
     /// Whether messages do not come over it.
     fn is_failing(&self) -> bool {
         self.own_round_at.is_none() && self.missed >= FAILING_AT

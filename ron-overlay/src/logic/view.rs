@@ -557,7 +557,7 @@ impl View {
         self.banned.get(peer).is_some_and(|until| *until > now)
     }
 
-    /// Ourselves, some neighbours and some spares.
+    /// Some neighbours and some spares.
     fn sample(&mut self, most: usize) -> Vec<Contact> {
         let mut known: Vec<Contact> = self.neighbours.values().chain(self.spares.values()).cloned().collect();
         self.rng.shuffle(&mut known);

@@ -400,7 +400,7 @@ impl Swarm {
         while let Some(output) = self.nodes[node].gossip.poll() {
             match output {
                 Output::Send { to, word } => self.depart(node, &to, word),
-                Output::Check { message, .. } => {
+                Output::Check { message } => {
                     self.nodes[node].gossip.on_verdict(&message.id(), Verdict::Accept, now);
                 }
                 Output::Deliver { message, hops } => {
@@ -409,7 +409,7 @@ impl Swarm {
                         sent.delivered.insert(node, (now.saturating_sub(sent.at), hops));
                     }
                 }
-                Output::Gap(gap) => self.gaps += gap.seqs.end() + 1 - gap.seqs.start(),
+                Output::Gap(gap) => self.gaps += gap.count(),
                 Output::Up(_) | Output::Down(_) | Output::Offence { .. } => {}
             }
         }

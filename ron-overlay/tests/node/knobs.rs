@@ -128,6 +128,12 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
     let open = open.start(&host).unwrap();
     let refused = Overlay::builder().start(&open, &host).await.unwrap_err();
     assert!(matches!(refused, OverlayError::Config(ConfigError::OutOfRange { key: "external", .. })));
+    // A host that knows how it is reached says so; without a port nobody can dial that either.
+    let told = |addr: &str| Overlay::builder().external([addr.parse().unwrap()]);
+    let refused = told("192.0.2.7:0").start(&open, &host).await.unwrap_err();
+    assert!(matches!(refused, OverlayError::Config(ConfigError::OutOfRange { key: "external", .. })));
+    let behind = told("192.0.2.7:4000").start(&open, &host).await.unwrap();
+    assert_eq!(behind.contact().addrs[..], ["192.0.2.7:4000".parse().unwrap()]);
     host.shutdown().await;
 }
 

@@ -92,7 +92,7 @@ async fn a_topic_that_sheds_says_what_it_shed_on_both_sides() {
     while let Ok(Some(delivery)) = tokio::time::timeout(30 * SECOND, heard.recv()).await {
         match delivery {
             Delivery::Message { .. } => delivered += 1,
-            Delivery::Gap(gap) => gaps += gap.seqs.end() + 1 - gap.seqs.start(),
+            Delivery::Gap(gap) => gaps += gap.count(),
             other => panic!("{other:?}"),
         }
     }

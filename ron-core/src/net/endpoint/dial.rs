@@ -3,7 +3,7 @@
 //! An address that does not answer must not cost the dial: after a short pause the next one is tried beside it, and
 //! the first that completes its handshake wins. A fast error never beats a slower success.
 
-use std::{future::poll_fn, net::SocketAddr, pin::Pin, task::Poll, time::Duration};
+use std::{future::poll_fn, net::SocketAddr, pin::pin, task::Poll, time::Duration};
 
 use tokio::time::sleep;
 
@@ -53,7 +53,7 @@ pub(super) async fn race<'a>(
             None if running.is_empty() => return Err(failed.unwrap_or(NetError::NoAddress)),
             None => {}
         }
-        let mut pause = std::pin::pin!(sleep(stagger));
+        let mut pause = pin!(sleep(stagger));
         let more = waiting.len() > 0;
         let ended = poll_fn(|cx| {
             for at in 0..running.len() {
@@ -62,7 +62,7 @@ pub(super) async fn race<'a>(
                     return Poll::Ready(Some(result));
                 }
             }
-            if more && Pin::new(&mut pause).as_mut().poll(cx).is_ready() {
+            if more && pause.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(None);
             }
             Poll::Pending
@@ -73,7 +73,7 @@ pub(super) async fn race<'a>(
             Ok(link) => return Ok(link),
             Err(error) => error,
         };
-        if failed.as_ref().is_none_or(|worst| worst.telling() < error.telling()) {
+        if failed.as_ref().is_none_or(|told| told.telling() < error.telling()) {
             failed = Some(error);
         }
     }

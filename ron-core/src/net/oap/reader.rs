@@ -1,8 +1,9 @@
 //! Frames off a byte stream, within limits of time and memory.
 //!
 //! Memory follows what has arrived and not what was announced: a stream that says nothing, or little, has no buffer
-//! between frames, and a frame's buffer grows with its bytes, at most doubling. Time follows the rate: once a frame has begun, the next 64 KiB of it (or its end) must come within the
-//! read timeout, so a peer can be slow but cannot hold a half-read frame for ever.
+//! between frames, and a frame's buffer grows with its bytes, at most doubling. Time follows the rate: once a frame has
+//! begun, the next 64 KiB of it (or its end) must come within the read timeout, so a peer can be slow but cannot hold a
+//! half-read frame for ever.
 
 use std::{
     future::poll_fn,

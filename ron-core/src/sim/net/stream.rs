@@ -166,9 +166,7 @@ impl SimStream {
             self.outgoing.send(&self.net, Bytes::new());
         }
     }
-}
 
-impl SimStream {
     /// Resolves when something can be read: bytes, the end, or that the stream was reset.
     pub async fn readable(&mut self) {
         let _ = std::future::poll_fn(|cx| self.poll_arrived(cx)).await;

@@ -28,6 +28,18 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// In one word, for programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Failure::Timeout => "timeout",
+            Failure::Unreachable => "unreachable",
+            Failure::Busy { .. } => "busy",
+            Failure::Local => "local",
+            Failure::Invalid => "invalid",
+        }
+    }
+
     /// Whether it is held against the peer. Who says that it is busy is there, and who was not asked may be.
     pub(crate) fn is_the_peers(self) -> bool {
         !matches!(self, Failure::Busy { .. } | Failure::Local)
@@ -136,6 +148,12 @@ impl Verdict {
             losers: Vec::new(),
             trace: Vec::new(),
         }
+    }
+
+    /// Whether there is no more to be found, or no time for it. Liars can spend a search's requests, and are no reason
+    /// to give up where they are not.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self.reason, Reason::Enough | Reason::Deadline | Reason::Canceled)
     }
 
     /// Whether those who answered tell how many there are: k of them, or all who were asked. Fewer, with others silent,

@@ -93,7 +93,7 @@ impl Gossip {
         self.unchecked_bytes = bytes;
         let message = pushed.message.clone();
         self.unchecked.insert(id, Unchecked { since: now, from, pushed, holders: Vec::new() });
-        self.outputs.push_back(Output::Check { from, message });
+        self.outputs.push_back(Output::Check { message });
     }
 
     /// The host has looked at a message.

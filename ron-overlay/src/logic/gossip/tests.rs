@@ -49,7 +49,7 @@ fn push(message: Message) -> Word {
 fn accept_all(gossip: &mut Gossip, now: Duration) -> Vec<Output> {
     let mut all = Vec::new();
     while let Some(output) = gossip.poll() {
-        if let Output::Check { message, .. } = &output {
+        if let Output::Check { message } = &output {
             gossip.on_verdict(&message.id(), Verdict::Accept, now);
         }
         all.push(output);
