@@ -31,15 +31,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     admin::Admin,
-    company::{Company, Everywhere},
+    company::Company,
     config::{Config, ConfigError},
     dashboard::{self, Watched},
     doctor, gossip,
     life::{self, Stops},
-    log, openapi, providers,
+    log, openapi,
+    providers::{ByDht, Everywhere},
     reload::{self, Desk, Doors, Order, Parts, SetFilter},
     systemd::Notify,
-    topics::{self, ByDht},
+    topics,
 };
 
 /// What a reload that nobody waits for may take.
@@ -152,7 +153,8 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
 
     let overlay =
         Overlay::builder().settings(config.overlay.settings()).external(config.net.external.clone());
-    let overlay = overlay.metrics(of_overlay).source(ByDht(dht.clone())).start(&endpoint, &host).await?;
+    let overlay =
+        overlay.metrics(of_overlay).source(topics::ByDht(dht.clone())).start(&endpoint, &host).await?;
     topics::join(&config.overlay.topics, &config.seeds()?, &overlay, &dht, &host).await?;
 
     let links = Links::start_with(&endpoint, config.links(PeersSettings::default()), &host)?;
@@ -174,7 +176,7 @@ pub(crate) async fn start(config: &Config) -> Result<Running, Box<dyn Error>> {
     let index = index.metrics(of_index).start(&host)?;
     blobs.serve(&store, company.as_ref().map_or(rules.clone(), |company| company.rules(rules)));
     let fetcher = Fetcher::new(blobs.clone(), &store);
-    let by_dht = providers::ByDht(dht.clone());
+    let by_dht = ByDht(dht.clone());
     let finder: Arc<dyn Finder> = match &company {
         Some(company) => Arc::new(Everywhere { keeping: company.keeping.clone(), dht: by_dht }),
         None => Arc::new(by_dht),

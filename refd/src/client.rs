@@ -1,4 +1,5 @@
-//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`, `gc`, `scrub`: a person or a script asks a running node for its objects.
+//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`, `gc`, `scrub`, `resolve`, `find`: a person or a script asks a running
+//! node for its objects, and where others are.
 //!
 //! What a script reads is on standard output and nothing else is; what people read, progress and errors, is on standard
 //! error. Whatever is fetched was verified against its name here, whoever sent it.
@@ -29,6 +30,9 @@ pub(crate) use self::{
 };
 use crate::{ask::AskError, repair::Wish, tree};
 
+/// Objects asked for at once when listing.
+const PAGE: usize = 500;
+
 /// An id as people paste it: `b3:...` or a CID.
 pub(crate) fn content_id(text: &str) -> Result<ContentId, String> {
     ContentId::parse_any(text).map_err(|error| match text.strip_prefix("b3:") {
@@ -47,8 +51,7 @@ fn contact(text: &str) -> Result<String, String> {
         false => Ok(text.to_owned()),
     }
 }
-/// Objects asked for at once when listing.
-const PAGE: usize = 500;
+
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
@@ -435,6 +438,7 @@ async fn list(
     }
     Ok(())
 }
+
 /// What can be fetched and verified: content by its hash, or a name that stands for some.
 fn wanted(text: &str) -> Result<ron_index::Key, String> {
     match (ContentId::parse_any(text), text.parse()) {
@@ -459,6 +463,7 @@ async fn meant(key: &ron_index::Key, target: &Target) -> Result<ContentId, Box<d
     let id = answer["content"].as_str().and_then(|id| ContentId::parse_any(id).ok());
     Ok(id.ok_or(AskError::Stranger("a name leads to no content there"))?)
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

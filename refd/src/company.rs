@@ -10,18 +10,17 @@ use ron_core::{
 };
 use ron_dht::Dht;
 use ron_storage::{
-    StorageError, Store, Stored,
-    fetch::Finder,
+    Store,
     http::{Kept, Wishes},
     members::{Admission, Candidates, Members},
-    peers::{self, Peer},
+    peers,
     repair::Keeping,
 };
 use tokio::time::Instant;
 
 use crate::{
     config::{Config, KeepingSection},
-    providers,
+    providers::others,
 };
 
 /// Others that are enough to find: members name each other.
@@ -125,34 +124,11 @@ impl Candidates for ByDht {
                 let told = self.dht.provide(rendezvous, deadline).await;
                 self.is_told.replace(told.is_ok_and(|told| told.kept > 0));
             }
-            let Ok(mut search) = self.dht.find_providers(rendezvous, ENOUGH, deadline) else { return found };
-            // A search that ends early has found what it has found.
-            while let Ok(Some(provider)) = search.next().await {
-                found.push(Contact { id: provider.id, addrs: provider.addrs.into() });
+            if let Some(others) = others(&self.dht, rendezvous, ENOUGH, deadline).await {
+                found.extend(others);
+                self.searched.replace(Some(now()));
             }
-            self.searched.replace(Some(now()));
             found
         })
-    }
-}
-
-/// Finds an object with those who keep it, and else with whoever the DHT says provides it.
-pub(crate) struct Everywhere {
-    pub(crate) keeping: Keeping,
-    pub(crate) dht: providers::ByDht,
-}
-
-impl Finder for Everywhere {
-    fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>> {
-        Box::pin(async move {
-            match self.keeping.holders(id, deadline).await {
-                nobody if nobody.is_empty() => self.dht.find(id, deadline).await,
-                holders => holders,
-            }
-        })
-    }
-
-    fn make(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Result<Option<Stored>, StorageError>> {
-        self.keeping.make(id, deadline)
     }
 }

@@ -106,7 +106,7 @@ fn body(delivery: Delivery) -> Value {
         }),
         Delivery::Gap(gap) | Delivery::Missed(gap) => json!({
             "publisher": gap.publisher.to_string(),
-            "missing": gap.seqs.end().saturating_sub(*gap.seqs.start()).saturating_add(1),
+            "missing": gap.count(),
         }),
         Delivery::MissedMore(count) => json!({"missing": count}),
         _ => json!({}),

@@ -187,6 +187,9 @@ fn path_of(topic: &str) -> String {
 
 async fn listen(topic: &str, count: Option<usize>, target: &Target) -> Result<(), Box<dyn Error>> {
     let (node, mut left) = (target.node_asked()?, count.unwrap_or(usize::MAX));
+    if left == 0 {
+        return Ok(());
+    }
     let path = path_of(topic);
     let listening = node.lines(&path, |line| {
         if target.is_json() {

@@ -115,6 +115,19 @@ fn own() -> Map<String, Value> {
         "/page.js": pages("Its script"),
         "/state": looks("What the dashboard draws"),
         "/events": {"get": op("The same, again and again", false, &[(200, "Without an end", "text/event-stream")])},
+        "/fetch/{id}": {"post": with(
+            op("Brings an object from other nodes, and answers when it is here", true, &[
+                (200, "It is here", JSON),
+                (400, "This is no id, or no node", PROBLEM),
+                (404, "Nobody is known who has it", PROBLEM),
+                (502, "Nobody could send all of it", PROBLEM),
+                (507, "The disk or the quota is full", PROBLEM),
+            ]),
+            &[
+                parameter("id", "path", "b3: and 64 lowercase hex digits, or a CIDv1 of raw bytes and BLAKE3"),
+                parameter("from", "query", "NODE_ID@IP:PORT; else whoever is found"),
+            ],
+        )},
         "/healthz": pages("Whether anything answers"),
         "/readyz": {"get": with(
             op("Whether reads are served", false, &[(200, "They are", JSON), (503, "They are not", JSON)]),

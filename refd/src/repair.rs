@@ -52,7 +52,7 @@ pub(crate) enum Repair {
         /// Exits with 6 unless every object is as its policy asks for.
         #[arg(long)]
         check: bool,
-        /// With --check, unless so many nodes answer too, that one among them.
+        /// With --check, exits with 6 also if fewer nodes than so many answer, that one among them.
         #[arg(long, value_name = "COUNT", requires = "check", default_value_t = 1)]
         nodes: u64,
         #[command(flatten)]

@@ -7,7 +7,7 @@ use std::{env, ffi::OsStr, io, os::unix::net::UnixDatagram, time::Duration};
 pub(crate) struct Notify {
     socket: Option<UnixDatagram>,
     /// How often it wants to hear that the process lives, halved.
-    pub(crate) every: Option<Duration>,
+    every: Option<Duration>,
 }
 
 impl Notify {

@@ -6,7 +6,7 @@ use ron_core::{Deadline, Restart, Stop, Supervisor, TaskSpec, net::BoxFuture};
 use ron_dht::{Dht, Key};
 use ron_overlay::{Contact, Overlay, PeerSource, TopicId};
 
-use crate::config::ConfigError;
+use crate::{config::ConfigError, providers::others};
 
 const ANNOUNCER: TaskSpec = TaskSpec::new("refd", "announcer")
     .restart(Restart::PATIENT)
@@ -27,18 +27,11 @@ pub(crate) struct ByDht(pub(crate) Dht);
 impl PeerSource for ByDht {
     fn find(&self, topic: TopicId, wanted: usize) -> BoxFuture<'_, Vec<Contact>> {
         Box::pin(async move {
-            let (mut contacts, me) = (Vec::new(), self.0.node_id());
             // One more, since this node is on the topic as well and finds itself.
             let wanted = NonZeroUsize::MIN.saturating_add(wanted);
-            let deadline = Deadline::after(FIND_TIMEOUT);
-            let Ok(mut found) = self.0.find_providers(key(topic), wanted, deadline) else { return contacts };
-            // A search that ends early has found what it has found; the next one is seconds away.
-            while let Ok(Some(provider)) = found.next().await {
-                if provider.id != me {
-                    contacts.push(Contact { id: provider.id, addrs: provider.addrs.into() });
-                }
-            }
-            contacts
+            let found = others(&self.0, key(topic), wanted, Deadline::after(FIND_TIMEOUT)).await;
+            // Whatever is missing, the next search is seconds away.
+            found.unwrap_or_default()
         })
     }
 }

@@ -54,6 +54,7 @@ mod inflate;
 mod json;
 mod listen;
 mod metrics;
+pub mod openapi;
 mod ops;
 mod pace;
 mod problem;

@@ -2,7 +2,7 @@
 //!
 //! Whole DHT nodes on a simulated network and clock, out of one seed. Some of their hosts have an index, which asks its own
 //! node, and the node of a neighbour when that is slow: the hedge between two views of the network. Popular keys are asked for
-//! more often. `--nodes N`, `--lookups L`, `--seed S`; `--check` fails if the aim is missed.
+//! more often. `--nodes N`, `--lookups L`, `--seed S`; `--quick` is a hundred nodes; `--check` fails if the aim is missed.
 
 use std::{error::Error, num::NonZeroUsize, process::ExitCode, time::Duration};
 

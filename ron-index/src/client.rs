@@ -147,11 +147,12 @@ impl Client {
         let asked = self.ask(path);
         let (status, retry_after, body) =
             deadline.limit(op, asked).await.map_err(|_| ClientError::Timeout { op })??;
-        let json: Value = serde_json::from_slice(&body).map_err(|error| stranger(error.to_string()))?;
         if status == StatusCode::OK {
-            return Ok(json);
+            return serde_json::from_slice(&body).map_err(|error| stranger(error.to_string()));
         }
-        let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
+        // What stands between may refuse in words of its own.
+        let said: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
         let detail = text("detail");
         let words = if detail.is_empty() { text("title") } else { detail };
         Err(ClientError::Refused { status: status.as_u16(), code: text("code"), words, retry_after })
@@ -228,6 +229,11 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
     use super::*;
 
     #[test]
@@ -242,5 +248,24 @@ mod tests {
         for wrong in ["", "https://index.test", "index.test", "http://"] {
             assert!(matches!(Client::new(wrong), Err(ClientError::Address { .. })), "{wrong}");
         }
+    }
+
+    /// A proxy that refused in plain text was called a stranger: its status was lost, and when to ask again.
+    #[tokio::test]
+    async fn who_refuses_in_words_of_its_own_has_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let proxy = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            let answer = "HTTP/1.1 503 Full\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nnot today";
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream
+        };
+        let (key, deadline) = ("tools/a".parse().unwrap(), Deadline::after(Duration::from_secs(30)));
+        let (answer, _open) = tokio::join!(client.resolve(&key, 1, false, deadline), proxy);
+        let refused = answer.unwrap_err();
+        assert!(matches!(refused, ClientError::Refused { status: 503, .. }), "{refused:?}");
+        assert_eq!(refused.retry_after(), Some(Duration::from_secs(7)));
     }
 }

@@ -151,7 +151,7 @@ impl Answer {
     }
 }
 
-/// How a cache is doing.
+/// How an index is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {

@@ -26,8 +26,8 @@
 //! As `application/problem+json`, see [`ron_core::http::Problem`]: 400 for what is no key or no number, 401 and 403 before
 //! anything is queued, 404 `no_such_name` for a name that no source knows and `no_providers` for content that nobody is known to
 //! have, 429 at once when too much is asked, 503 when nobody can answer (`not_ready` if nobody could know yet: a log of names
-//! that has not begun, a node that knows no other) or the node stops, 504 when the budget is spent. Under `/routing/v1` what is no CID is 422 and what nobody has is 200 with an empty
-//! list, as that specification has it.
+//! that has not begun, a node that knows no other) or the node stops, 504 when the budget is spent. Under `/routing/v1` what is
+//! no CID is 422 and what nobody has is 200 with an empty list, as that specification has it.
 //!
 //! Changes may have an `Idempotency-Key`: the same again within ten minutes is answered as the first time, and not done.
 //!

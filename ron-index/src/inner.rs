@@ -218,22 +218,12 @@ impl Inner {
 
     /// Tells those who wait how it ended, and makes its place free.
     pub(crate) fn land(&self, flight: &Arc<Flight>, outcome: Result<Arc<Entry>, IndexError>) {
-        if self.take_off(flight) && flight.is_background {
+        let was_current = take_out(&mut self.flights.lock(), flight);
+        self.on_over(&flight.key);
+        if was_current && flight.is_background {
             self.background.fetch_sub(1, Ordering::Relaxed);
         }
         flight.finish(outcome);
-    }
-
-    /// Whether it was still the one for its key; nobody can join it any more.
-    fn take_off(&self, flight: &Arc<Flight>) -> bool {
-        let mut flights = self.flights.lock();
-        let is_it = flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight));
-        if is_it {
-            flights.remove(&flight.key);
-        }
-        drop(flights);
-        self.on_over(&flight.key);
-        is_it
     }
 
     /// A lookup of `key` is over, however it ended: whoever finds the answer old may begin another.
@@ -249,9 +239,7 @@ impl Inner {
         if !flight.is_abandoned() {
             return false;
         }
-        if flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
-            flights.remove(&flight.key);
-        }
+        take_out(&mut flights, flight);
         drop(flights);
         self.on_over(&flight.key);
         true
@@ -316,4 +304,13 @@ impl Inner {
         let retry_after = until.saturating_duration_since(now).max(Duration::from_millis(1));
         IndexError::BreakerOpen { target, retry_after }
     }
+}
+
+/// Takes a lookup out, so that nobody can join it any more. Says whether it was still the one for its key.
+fn take_out(flights: &mut HashMap<Key, Arc<Flight>>, flight: &Arc<Flight>) -> bool {
+    let is_current = flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight));
+    if is_current {
+        flights.remove(&flight.key);
+    }
+    is_current
 }

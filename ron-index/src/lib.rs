@@ -33,7 +33,7 @@
 //!
 //! | To | Use |
 //! |---|---|
-//! | ask the world | [`source`]: the traits [`Names`](source::Names), [`Manifests`](source::Manifests), [`Providers`](source::Providers), and adapters for a registry, a DHT, a store and a list, by the features `registry`, `dht` and `storage` |
+//! | ask the world | [`source`]: the traits [`Names`](source::Names), [`Manifests`](source::Manifests), [`Providers`](source::Providers), and adapters for a registry, a DHT, a store, those who keep objects with this node, and a list, by the features `registry`, `dht`, `storage` and `keeping` |
 //! | resolve | [`Index::resolve`]; [`Index::find`] for providers as they are found; [`Index::locate`] for where a node is |
 //! | forget, or never forget | [`Index::purge`], [`Index::reindex`], [`Index::pin`]; a registry that is followed purges by itself |
 //! | be fair to clients | [`Index::for_client`], [`Settings::client_in_flight`], [`Settings::client_rate`], [`Settings::client_lookups`] |

@@ -307,18 +307,18 @@ fn on_said(
         }
         error.is_transient()
     };
-    let worked = |_: &()| note(inner, slot, took, None);
+    let worked = || note(inner, slot, took, None);
     match (said, slot.source) {
         (Ok(Said::Name(said)), Source::Name(target)) => {
-            let said = said.inspect(|_| worked(&())).map_err(failed);
+            let said = said.inspect(|_| worked()).map_err(failed);
             resolve.on_name(target, said, now);
         }
         (Ok(Said::Manifest(said)), Source::Manifest(target)) => {
-            let said = said.inspect(|_| worked(&())).map_err(failed);
+            let said = said.inspect(|_| worked()).map_err(failed);
             resolve.on_manifest(target, said, now);
         }
         (Ok(Said::Providers(said)), Source::Providers(target)) => {
-            let said = said.inspect(|_| worked(&())).map_err(failed);
+            let said = said.inspect(|_| worked()).map_err(failed);
             resolve.on_providers(target, said, now);
         }
         (_, source) => {

@@ -23,8 +23,8 @@ pub struct Rate {
     pub burst: u64,
 }
 
-/// The knobs of an index. Builder methods set them; [`Index::reload`](crate::Index::reload) changes those that can change
-/// while it runs, and the cache stays as it is.
+/// The knobs of an index, for [`Builder::settings`](crate::Builder::settings). [`Index::reload`](crate::Index::reload) changes
+/// those that can change while it runs, and the cache stays as it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Lookups that wait for a worker; more are refused with `Busy`. Default 512: more than a second of bursts, and few

@@ -1,8 +1,8 @@
 //! What the index asks of the world: what a name stands for, what content is made of, and who has it.
 //!
-//! One small trait each, and adapters by feature: `registry` and `dht` for names, `storage` for manifests, `dht`,
-//! `storage` and `keeping` for providers, and a fixed list. A source verifies what it answers: whatever it hands over is cached and
-//! served as it is. An answer that does not hold is [`SourceError::Invalid`], never an answer.
+//! One small trait each, and adapters by feature: `registry` and `dht` for names, `storage` for manifests, `dht`, `storage`
+//! and `keeping` for providers, and a fixed list. A source verifies what it answers: whatever it hands over is cached and served
+//! as it is. An answer that does not hold is [`SourceError::Invalid`], never an answer.
 
 #[cfg(feature = "dht")]
 mod dht;

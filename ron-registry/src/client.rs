@@ -40,7 +40,7 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Proposals that are listed at most: sixteen times as many as wait by default.
 const PENDING_MAX: usize = 1 << 16;
 
-/// The type of a part of a snapshot.
+/// The type of an entry, and of a part of a snapshot.
 const CBOR: &str = "application/cbor";
 
 /// Why a registry elsewhere did not do what it was asked.
@@ -216,7 +216,7 @@ impl Client {
     /// # Errors
     /// As [`head`](Self::head).
     pub async fn entry(&self, version: u64, deadline: Deadline) -> Result<Bytes, ClientError> {
-        self.get(&version.to_string(), "application/cbor", deadline).await
+        self.get(&version.to_string(), CBOR, deadline).await
     }
 
     /// The proof that an entry is in the log.

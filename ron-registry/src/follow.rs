@@ -322,28 +322,24 @@ impl Follower {
             Trouble::Source(error) => {
                 count("source");
                 tracing::debug!(%error, "could not follow");
-                self.close(error.to_string());
+                self.gate.close(error.to_string());
             }
             Trouble::Store(error) => {
                 count("store");
                 tracing::warn!(%error, "could not keep what was followed");
-                self.close(error.to_string());
+                self.gate.close(error.to_string());
             }
             Trouble::False(message) => {
                 count("false");
                 tracing::warn!(message, "what came is not what was signed");
-                self.close(message);
+                self.gate.close(message);
             }
             Trouble::Caught(evidence) => {
                 self.shared.metrics.tally(FOLLOW_REFUSED, evidence.kind.label()).add(1);
-                self.close(evidence.message.clone());
+                self.gate.close(evidence.message.clone());
                 self.keep(*evidence);
             }
         }
-    }
-
-    fn close(&self, reason: String) {
-        self.gate.close(reason);
     }
 
     fn keep(&self, evidence: Evidence) {

@@ -746,10 +746,3 @@ impl ReloadSource {
         }
     }
 }
-
-/// What content is called, for those who only have bytes.
-impl From<ContentId> for Content {
-    fn from(id: ContentId) -> Self {
-        Content::Artifact(id)
-    }
-}

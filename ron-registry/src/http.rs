@@ -31,9 +31,10 @@
 //! long ago that was: what is no longer in memory is read from the log. Without either a stream begins with the next commit.
 //! If what is asked for was pruned, an event `pruned` says where the log begins now, and the stream goes on from there. If it
 //! is beyond the next commit, an event `ahead` says where the log ends, and the stream waits for it: the client has heard more
-//! of the log elsewhere, or the log was rolled back. A
-//! client that is slow is read from the log at its own pace, and one that takes nothing is cut off by the server; neither
-//! holds anybody up or more than a few hundred events in memory. Comments (or pings) come every 15 seconds.
+//! of the log elsewhere, or the log was rolled back.
+//!
+//! For a client that is slow the log is read at its pace, and one that takes nothing is cut off by the server; neither holds
+//! anybody up, or more than a few hundred events in memory. Comments (or pings) come every 15 seconds.
 //!
 //! ```
 //! use std::sync::Arc;

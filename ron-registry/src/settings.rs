@@ -18,8 +18,8 @@ pub struct Retention {
     pub bytes: Option<u64>,
 }
 
-/// The knobs of a registry. Builder methods set them; [`Registry::reload`](crate::Registry::reload) changes those that can
-/// change while it runs.
+/// The knobs of a registry, for [`Builder::settings`](crate::Builder::settings).
+/// [`Registry::reload`](crate::Registry::reload) changes those that can change while it runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Proposals that wait for the committer; more are refused with `Busy`. Default 512.

@@ -340,9 +340,7 @@ impl Shared {
             self.committed.publish(RegistryUpdated::of(entry));
         }
     }
-}
 
-impl Shared {
     /// Shows a log that has grown by more than one wants to hold in memory. Who waits for updates reads them from the log.
     pub(crate) fn show_all(
         &self,

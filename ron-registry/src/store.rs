@@ -14,12 +14,7 @@ mod journal;
 mod memo_file;
 mod memory;
 
-use std::{
-    fmt,
-    future::{Future, ready},
-    pin::Pin,
-    time::Duration,
-};
+use std::{fmt, future::ready, time::Duration};
 
 use bytes::Bytes;
 use ron_core::{Deadline, ErrorKind};
@@ -27,9 +22,8 @@ use ron_core::{Deadline, ErrorKind};
 pub(crate) use journal::INDEX;
 pub use journal::{JournalStore, JournalStoreSettings};
 pub use memory::MemoryStore;
-
 /// A future that is not named: engines are used through `dyn`.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub use ron_core::net::BoxFuture;
 
 /// Bytes of entries in the largest block. A record of the journal holds four times as much.
 pub const BLOCK_BYTES_MAX: usize = 4 << 20;

@@ -112,7 +112,7 @@ pub trait Publisher: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Up to which version may go of a log of `head` entries: whole tiles, and the entry `below` stays, whatever is said.
-pub(crate) fn prunable(settings: &Settings, marks: &Marks, (head, below): (u64, u64), now: u64) -> u64 {
+fn prunable(settings: &Settings, marks: &Marks, (head, below): (u64, u64), now: u64) -> u64 {
     let retention = settings.retention;
     let mut upto = 0;
     for mark in marks.at.iter().filter(|mark| mark.version < below) {
@@ -157,7 +157,7 @@ impl Ages {
     }
 }
 
-pub(crate) async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: Stop) {
+async fn checkpoint(shared: Arc<Shared>, retain: Lane<Prune>, stop: Stop) {
     let mut ages = Ages::new(shared.clock.now());
     loop {
         tokio::select! {
@@ -196,7 +196,7 @@ fn worth(names: usize) -> u64 {
     4 * NAME_BYTES * names as u64
 }
 
-pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop) {
+async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop) {
     while let Some(Prune { upto, reply }) = retain.recv().await {
         let pruned = tokio::select! {
             biased;
@@ -215,7 +215,7 @@ pub(crate) async fn prune(shared: Arc<Shared>, retain: Inbox<Prune>, stop: Stop)
 }
 
 /// Keeps a snapshot of `upto`, and lets go of what is before it. Says how many bytes that freed.
-pub(crate) async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, RegistryError> {
+async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, RegistryError> {
     let deadline = || Deadline::after(STEP);
     let mut replay = Replay::begin(shared, u64::MAX).await?;
     if replay.state.head().version >= upto {
@@ -295,7 +295,7 @@ impl Replay {
     }
 }
 
-pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop) {
+async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop) {
     let verified = shared.metrics.gauge(VERIFIED_VERSION);
     let mut replay: Option<Replay> = None;
     // The first pass goes on where the one before the start was; later ones begin at the beginning.
@@ -315,11 +315,9 @@ pub(crate) async fn verify(shared: Arc<Shared>, gate: Arc<ReadyGate>, stop: Stop
             Ok(version) => {
                 verified.set(version as f64);
                 shared.verified.replace(version);
-                if replay.is_none() {
-                    resume = 0;
-                }
                 // Once the whole of it was good: what is damaged stays said while it is looked at again.
                 if replay.is_none() {
+                    resume = 0;
                     gate.open();
                 }
             }
@@ -422,12 +420,7 @@ fn verifier_gate(ready: &Ready) -> Arc<ReadyGate> {
 
 /// Publishes from the version in `next` on, and writes there how far it has come: a publisher that panics is asked again
 /// about the same update.
-pub(crate) async fn publish(
-    shared: Arc<Shared>,
-    next: Arc<AtomicU64>,
-    publisher: Arc<dyn Publisher>,
-    stop: Stop,
-) {
+async fn publish(shared: Arc<Shared>, next: Arc<AtomicU64>, publisher: Arc<dyn Publisher>, stop: Stop) {
     let mut updates = Updates::new(&shared, next.load(Ordering::Relaxed));
     let mut over = pin!(over(&shared, &stop));
     loop {

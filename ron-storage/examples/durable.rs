@@ -4,11 +4,12 @@
 //! meanwhile.
 //!
 //! Everything is one queue of events drawn from one seed. The planner, the placement and the promises are those of the crate;
-//! disks and network are maps. A transfer takes what its bytes take at the pace, one at a time for each node: that repairs keep to
-//! it is what the program does here, and what tests of the pacer and of pushes show of the crate. An object is
-//! acknowledged when two nodes have all of it or nine have a shard each. Bytes of transfers that failed count as moved. It says whether anything acknowledged was lost, whether everything is back where it belongs, and
-//! how many bytes that took compared with the least that could have, and the hash of all that happened: one seed has one. Then it kills more than the policies survive, and holds
-//! what the planners report against what arithmetic says.
+//! disks and network are maps. A transfer takes what its bytes take at the pace, one at a time for each node: that repairs keep
+//! to it is what the program does here, and what tests of the pacer and of pushes show of the crate. An object is acknowledged
+//! when two nodes have all of it or nine have a shard each. Bytes of transfers that failed count as moved. It says whether
+//! anything acknowledged was lost, whether everything is back where it belongs, and how many bytes that took compared with the
+//! least that could have, and the hash of all that happened: one seed has one. Then it kills more than the policies survive,
+//! and holds what the planners report against what arithmetic says.
 //!
 //! ```sh
 //! cargo run --release -p ron-storage --example durable -- [--seed 1] [--nodes 50] [--objects 10000] [--hours 24]

@@ -94,8 +94,8 @@ pub enum StorageError {
         /// The object.
         id: ContentId,
     },
-    /// Fewer nodes than asked for had it at the deadline, or too few were there to ask; of one in shards, it was as safe as so many copies. It is kept here, and
-    /// copies follow when they can.
+    /// Fewer nodes than asked for had it at the deadline, or too few were there to ask; of one in shards, it was as safe as so
+    /// many copies. It is kept here, and copies follow when they can.
     #[error("{found} nodes have it, and {wanted} were asked for")]
     Unacknowledged {
         /// How many were asked for.

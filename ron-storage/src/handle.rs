@@ -815,12 +815,19 @@ impl Store {
     /// [`StorageError::Config`] naming the first setting that makes no sense or cannot change while running; then
     /// everything stays as it was.
     pub fn reload(&self, settings: Settings) -> Result<(), StorageError> {
-        self.settings().check_change(&settings)?;
-        self.inner.gate.reload(settings.gate())?;
-        let (rate, burst) = pace(&settings);
-        self.inner.pacer.set_rate(rate, burst);
-        self.inner.settings.replace(settings);
-        Ok(())
+        let inner = &self.inner;
+        let mut applied = Ok(());
+        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        inner.settings.update(|current| {
+            applied = current.check_change(&settings).and_then(|()| inner.gate.reload(settings.gate()));
+            if applied.is_err() {
+                return current.clone();
+            }
+            let (rate, burst) = pace(&settings);
+            inner.pacer.set_rate(rate, burst);
+            settings
+        });
+        Ok(applied?)
     }
 
     /// Takes no more work, finishes what is begun within [`drain`](Settings::drain), and says how that went. Safe to call

@@ -86,7 +86,7 @@ pub use openapi::document as openapi;
 pub use openapi::kept as openapi_kept;
 
 /// The type of an answer with a proof.
-pub const BAO: &str = "application/vnd.ron.bao";
+pub use crate::logic::proof::BAO;
 
 /// Requests in work at once, answers on their way included. Objects being read or written have their places in the store
 /// as well; this bounds those that wait for one.

@@ -418,9 +418,7 @@ impl Opened {
             let mut bytes = vec![0; usize::try_from(span.end - span.start).unwrap_or(0)];
             let read = self.tree.read_at(HEADER as u64 + span.start, &mut bytes)?;
             // What is missing is missed by the check.
-            bytes.truncate(
-                read / usize::try_from(NODE).expect("small") * usize::try_from(NODE).expect("small"),
-            );
+            bytes.truncate(read - read % usize::try_from(NODE).expect("small"));
             Ok((span.start, bytes.into()))
         };
         shape.spans(groups).into_iter().map(read).collect()

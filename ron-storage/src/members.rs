@@ -31,7 +31,10 @@ use ron_core::{
 };
 use tokio::sync::Notify;
 
-pub use crate::logic::members::{MEMBERS_MAX, Secret, SecretError, WEIGHT_MAX, ZONE_BYTES_MAX};
+pub use crate::logic::{
+    members::{MEMBERS_MAX, Secret, SecretError, ZONE_BYTES_MAX},
+    place::{WEIGHT_DEFAULT, WEIGHT_MAX},
+};
 use crate::{
     StorageError,
     claims::UnixClock,
@@ -116,7 +119,7 @@ impl Default for MembersSettings {
     fn default() -> Self {
         MembersSettings {
             zone: String::new(),
-            weight: 100,
+            weight: WEIGHT_DEFAULT,
             every: Duration::from_secs(10),
             forget_after: Duration::from_secs(7 * 24 * 3600),
         }
@@ -476,7 +479,7 @@ impl Members {
                 all.extend(others.map(|contact| match table.get(&contact.id) {
                     Some(known) => member(contact.id, Arc::clone(&contact.addrs), &known.zone, known.weight),
                     // It counts before it was met: where objects belong must not depend on who comes first.
-                    None => member(contact.id, Arc::clone(&contact.addrs), "", 100),
+                    None => member(contact.id, Arc::clone(&contact.addrs), "", WEIGHT_DEFAULT),
                 }));
             }
         }

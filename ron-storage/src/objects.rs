@@ -56,8 +56,8 @@ const MOVES_MAX: usize = 8;
 /// A large object that took longer than this to arrive is noted as young; for others the grace is shorter by less.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How much is written on the word of one look at the free space. Others use the disk too.
-/// Far below the space that is kept free, since several may look at once and nobody knows how long ago that was.
+/// How much is written on the word of one look at the free space. Others use the disk too: far below the space that is kept
+/// free, since several may look at once and nobody knows how long ago that was.
 const TRUST_MAX: u64 = 16 << 20;
 
 /// A part of an object to be read.
@@ -497,7 +497,8 @@ impl Objects {
         Ok(known)
     }
 
-    /// Keeps a small object, for which so much of the quota is kept already. Says whether it was here before, and what the acknowledgement stands for.
+    /// Keeps a small object, for which so much of the quota is kept already. Says whether it was here before, and what the
+    /// acknowledgement stands for.
     pub(crate) async fn put_small(
         &self,
         id: ContentId,
@@ -529,7 +530,8 @@ impl Objects {
         Ok((false, self.granted(put.durability)))
     }
 
-    /// Keeps a large object whose files are complete, for which so much of the quota is kept already. `sync` makes them durable. Says whether it was here before.
+    /// Keeps a large object whose files are complete, for which so much of the quota is kept already. `sync` makes them
+    /// durable. Says what [`put_small`](Self::put_small) does.
     pub(crate) async fn put_large(
         &self,
         (id, len): (ContentId, u64),

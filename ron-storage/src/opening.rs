@@ -197,7 +197,7 @@ struct Files {
 /// Locks the directory and looks what it is. Says whether the last stop was clean.
 fn begin(site: &Site) -> Result<(Custody, [u8; 16], bool), StorageError> {
     let Site { disk, dir, seed, .. } = site;
-    make_dirs(&**disk, dir).map_err(of_disk)?;
+    disk::make_dirs(&**disk, dir).map_err(of_disk)?;
     let locked = disk.lock(&dir.join(LOCK)).map_err(|error| match error {
         DiskError::Locked { .. } => StorageError::Locked { path: dir.clone() },
         other => of_disk(other),
@@ -211,7 +211,7 @@ fn begin(site: &Site) -> Result<(Custody, [u8; 16], bool), StorageError> {
         }
         None => make_store(&**disk, dir, *seed)?,
     };
-    make_dirs(&**disk, &dir.join(large::DIR)).map_err(of_disk)?;
+    disk::make_dirs(&**disk, &dir.join(large::DIR)).map_err(of_disk)?;
     let was_clean = match disk.create(&dir.join(OPEN)) {
         Ok(_) => true,
         Err(DiskError::AlreadyExists { .. }) => false,
@@ -220,20 +220,6 @@ fn begin(site: &Site) -> Result<(Custody, [u8; 16], bool), StorageError> {
     // Also if it was there: whoever made it may have died before this.
     disk.sync_dir(dir).map_err(of_disk)?;
     Ok((custody, store, was_clean))
-}
-
-/// Makes a directory and those above it, durably.
-fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), DiskError> {
-    let mut path = PathBuf::new();
-    for component in dir.components() {
-        path.push(component);
-        match disk.make_dir(&path) {
-            Ok(()) | Err(DiskError::AlreadyExists { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        disk.sync_dir(path.parent().unwrap_or(Path::new("")))?;
-    }
-    Ok(())
 }
 
 fn store_sum(bytes: &[u8]) -> [u8; 16] {

@@ -398,7 +398,7 @@ impl Partial {
         self.partials.note(self.ingest()?, &self.id, self.len, &map)
     }
 
-    /// Ends the tree of what is complete, and hands its files over to become an object. Blocks.
+    /// Ends the tree of what is complete. Blocks.
     pub(crate) fn finish(&self) -> Result<(), StorageError> {
         self.ingest()?.write_header(&self.id, self.len)
     }

@@ -221,7 +221,6 @@ pub trait Policy: Send + Sync + 'static {
 /// Takes whatever there is room for.
 impl Policy for () {}
 
-/// Says which nodes may do everything.
 /// Says of a node whether it is trusted.
 pub type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
 

@@ -12,8 +12,8 @@ pub const GROUP_BYTES: u64 = 64 << 10;
 /// The most that `small_bytes_max` may be.
 pub(crate) const SMALL_BYTES_LIMIT: u32 = 4 << 20;
 
-/// The knobs of a store. Builder methods set them; [`Store::reload`](crate::Store::reload) changes those that can change
-/// while it runs.
+/// The knobs of a store, for [`Builder::settings`](crate::Builder::settings). [`Store::reload`](crate::Store::reload) changes
+/// those that can change while it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Objects up to this long are records of the journal, longer ones are files of their own. Default 256 KiB. Raise it

@@ -49,6 +49,7 @@ impl Ends {
         Ends { code: 7, words }
     }
 }
+
 /// What to do about it, where that is not plain.
 pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let of_storage = error.downcast_ref::<ClientError>();
@@ -66,6 +67,7 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let is_denied = matches!(of_storage, Some(ClientError::Refused { status: 401 | 403, .. }))
         || matches!(of_log, Some(ron_registry::client::ClientError::Refused { status: 401 | 403, code, .. }) if code != "not_a_signer")
         || matches!(of_rest, Some(AskError::Refused { status: 401 | 403, .. }));
+    let is_answering = matches!(of_rest, Some(AskError::Refused { code, .. }) if code == "node_answers");
     let is_unacknowledged = matches!(of_storage, Some(ClientError::Unacknowledged { .. }));
     let is_unproven = matches!(of_log, Some(ron_registry::client::ClientError::Unproven(_)));
     let is_absent = matches!(of_storage, Some(ClientError::NotFound { .. }));
@@ -91,6 +93,7 @@ pub(crate) fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
         () if is_unacknowledged => Some(
             "it is kept there and copied when others answer (`refd repair status`); putting it again is harmless",
         ),
+        () if is_answering => Some("`refd decommission` does that, asked of that node"),
         () if is_pinned => Some("`refd unpin ID` takes the pin back"),
         () if is_empty => Some("`refd registry init` begins it"),
         () if is_unnamed => {
@@ -166,6 +169,7 @@ fn of_index(error: &ron_index::client::ClientError) -> u8 {
     match error {
         ClientError::Address { .. } | ClientError::Refused { status: 400, .. } => 2,
         ClientError::Refused { status: 404, .. } => 3,
+        ClientError::Refused { status: 401 | 403, .. } => 4,
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
         ClientError::Refused { status: 504, .. } => 5,
         ClientError::Refused { status: 429 | 503, .. } => 6,

@@ -27,6 +27,7 @@ const READ_BYTES: usize = 256 << 10;
 
 /// What a transfer may take at most.
 pub(super) const TRANSFER_MAX: Duration = Duration::from_secs(24 * 3600);
+
 pub(super) async fn put(file: &Path, options: &PutOptions, target: &Target) -> Result<(), Box<dyn Error>> {
     let (source, len) = open(file).await?;
     let client = target.client()?;
@@ -124,6 +125,7 @@ impl Stream for Reading {
         Poll::Ready(Some(Ok(space.into())))
     }
 }
+
 /// Lets the node bring an object that it does not have. Whoever has no token there is not helped, and is told that it is
 /// not there.
 pub(super) async fn bring(id: ContentId, from: Option<&str>, target: &Target) -> Result<(), Box<dyn Error>> {

@@ -25,7 +25,7 @@ documented! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct KeepingSection {
-    /// The file with the secret that the nodes have in common who keep objects together; only readable by its owner.
+    /// The file with the secret that nodes which keep objects together have in common; only readable by its owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) secret_file: Option<PathBuf>,
     /// Those nodes, all of them, `NODE_ID@IP:PORT`, if it is not by a secret that they know each other.

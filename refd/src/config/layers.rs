@@ -268,17 +268,17 @@ pub(crate) fn with_one(old: &Config, new: &Config, section: &str, key: &str) -> 
 }
 
 fn as_table(config: &Config) -> toml::Table {
-    toml::Table::try_from(config).expect("plain values can be written")
-}
-
-/// Every value that is set or has a default.
-fn values(config: &Config) -> BTreeMap<(&'static str, &'static str), toml::Value> {
     let mut config = config.clone();
     // A path that is not text has no form in a file, and is left out.
     config.node.data_dir = config.node.data_dir.filter(|dir| dir.to_str().is_some());
     config.admin.token_file = config.admin.token_file.filter(|file| file.to_str().is_some());
     config.keeping.secret_file = config.keeping.secret_file.filter(|file| file.to_str().is_some());
-    let table = as_table(&config);
+    toml::Table::try_from(config).expect("plain values can be written")
+}
+
+/// Every value that is set or has a default.
+fn values(config: &Config) -> BTreeMap<(&'static str, &'static str), toml::Value> {
+    let table = as_table(config);
     let mut values = BTreeMap::new();
     for (section, keys) in SECTIONS {
         for (key, _) in keys {
@@ -543,6 +543,18 @@ mod tests {
         let one = with_one(&old, &new.config, "storage", "quota_bytes");
         assert_eq!(changed(&old, &one), [("storage", "quota_bytes")]);
         assert_eq!(with_one(&new.config, &old, "storage", "quota_bytes").storage.quota_bytes, None);
+    }
+
+    /// `--data-dir` takes any path that the system does. With one that is no text, a reload that changed anything panicked.
+    #[test]
+    fn changes_are_found_beside_a_path_that_is_no_text() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let dir = PathBuf::from(std::ffi::OsStr::from_bytes(b"/data/\xff"));
+        let flags = Flags::in_dir(Some(dir));
+        let old = load("", &[], flags.clone()).unwrap().config;
+        let new = load("[storage]\nquota_bytes = 7\n", &[], flags).unwrap().config;
+        assert_eq!(changed(&old, &new), [("storage", "quota_bytes")]);
+        assert_eq!(with_one(&old, &new, "storage", "quota_bytes").storage.quota_bytes, Some(7));
     }
 
     #[test]

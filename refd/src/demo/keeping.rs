@@ -13,7 +13,7 @@ use bytes::Bytes;
 use ron_core::{ContentId, NodeId, net::Identity, now};
 use ron_storage::{
     claims::Policy,
-    logic::place::{Candidate, place},
+    logic::place::{Candidate, WEIGHT_DEFAULT, place},
     repair::{Ack, Keeping, KeepingEvent},
 };
 
@@ -89,8 +89,10 @@ pub(super) async fn put(nodes: &[Node]) -> Result<Shared, Box<dyn Error>> {
 /// Where an object belongs is decided by its name: content of which one of two copies belongs on this node.
 fn destined(nodes: &[Node], on: &Node) -> Bytes {
     let id = |node: &Node| node.parts.endpoint.node_id();
-    let candidates: Vec<Candidate> =
-        (0..).zip(nodes).map(|(zone, node)| Candidate { id: id(node), zone, weight: 100 }).collect();
+    let candidates: Vec<Candidate> = (0..)
+        .zip(nodes)
+        .map(|(zone, node)| Candidate { id: id(node), zone, weight: WEIGHT_DEFAULT })
+        .collect();
     let mut contents = (0_u64..).map(|number| Bytes::from(number.to_le_bytes().repeat(LENGTH / 8)));
     let is_there = |content: &Bytes| place(&candidates, &ContentId::of(content), 2).contains(&id(on));
     contents.find(is_there).expect("names are as good as random")

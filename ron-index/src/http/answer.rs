@@ -146,7 +146,6 @@ struct Rendered {
 impl Rendered {
     fn new(answer: &Answer, staleness: &Staleness, version: u64) -> Self {
         let (body, etag) = render(&AnswerDto::of(answer, LIMIT_DEFAULT, false));
-        let etag = header_value(etag);
         let mut headers = head(answer, &etag, cache_control(answer.ttl(), staleness));
         headers.insert(header::CONTENT_TYPE, JSON);
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -204,11 +203,11 @@ pub(super) fn line(value: &impl Serialize) -> Bytes {
 }
 
 /// The body and its tag.
-pub(super) fn render(value: &impl Serialize) -> (Bytes, Bytes) {
+pub(super) fn render(value: &impl Serialize) -> (Bytes, HeaderValue) {
     let body = Bytes::from(to_json(value));
     let hash = blake3::hash(&body).to_hex();
     let etag = Bytes::from(format!("\"{}\"", &hash[..32]));
-    (body, etag)
+    (body, HeaderValue::from_maybe_shared(etag).expect("quotes and digits are a header value"))
 }
 
 /// How long others may keep it.
@@ -245,10 +244,6 @@ fn seconds(age: Duration) -> HeaderValue {
     }
 }
 
-fn header_value(text: Bytes) -> HeaderValue {
-    HeaderValue::from_maybe_shared(text).expect("it was one before")
-}
-
 /// What caches want to know.
 fn head(answer: &Answer, etag: &HeaderValue, control: HeaderValue) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(HEADERS);
@@ -263,8 +258,13 @@ fn head(answer: &Answer, etag: &HeaderValue, control: HeaderValue) -> HeaderMap 
 }
 
 /// An answer with everything that caches want to know.
-fn send(answer: &Answer, control: HeaderValue, asked: &HeaderMap, body: Bytes, etag: Bytes) -> Response {
-    let etag = header_value(etag);
+fn send(
+    answer: &Answer,
+    control: HeaderValue,
+    asked: &HeaderMap,
+    body: Bytes,
+    etag: HeaderValue,
+) -> Response {
     let mut headers = head(answer, &etag, control);
     let mut response = if has(asked, &etag) {
         StatusCode::NOT_MODIFIED.into_response()

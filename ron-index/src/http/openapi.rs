@@ -3,10 +3,12 @@
 //! Written here by hand, beside the code that it describes, and held to it by a test that asks every route with every
 //! method and compares the fields of every answer.
 
-use axum::{extract::Request, response::Response};
-use http::{HeaderValue, header};
-use ron_core::http::{Problem, Query};
-use serde_json::{Map, Value, json};
+use axum::extract::Request;
+use ron_core::http::{
+    Json, Problem, Query,
+    openapi::{guarded, json_of, operation, problem, problem_record, record},
+};
+use serde_json::{Value, json};
 
 use super::{
     NDJSON,
@@ -143,58 +145,18 @@ fn schemas() -> Value {
             ("hedge_delay_ms", &number), ("sources", &list("Source")),
         ], &[]),
         "Source": record(&[("name", &text), ("breaker", &json!({"enum": ["closed", "open", "half_open"]}))], &[]),
-        "Problem": record(&[
-            ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),
-        ], &[("detail", &text), ("hint", &text), ("corr_id", &text)]),
+        "Problem": problem_record(&[]),
     })
 }
 
-/// A record with fields that are always there and some that may be.
-fn record(required: &[(&str, &Value)], optional: &[(&str, &Value)]) -> Value {
-    let properties: Map<String, Value> =
-        required.iter().chain(optional).map(|(name, kind)| ((*name).to_owned(), (*kind).clone())).collect();
-    let required: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
-    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
-}
-
 fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16, &str, Value)]) -> Value {
-    let mut responses: Map<String, Value> = answers
-        .iter()
-        .map(|(status, what, content)| {
-            let mut answer = json!({"description": what});
-            if content.as_object().is_some_and(|content| !content.is_empty()) {
-                answer["content"] = content.clone();
-            }
-            (status.to_string(), answer)
-        })
-        .collect();
-    for (status, what) in [
+    let usual = [
         (400, "A key or a parameter is not understood"),
         (429, "Too much at once; retry-after says when"),
         (503, "Nobody can answer, or the node stops"),
         (504, "The budget is spent"),
-    ] {
-        responses
-            .entry(status.to_string())
-            .or_insert_with(|| json!({"description": what, "content": problem()}));
-    }
-    let mut op = json!({"summary": summary, "responses": responses});
-    if !parameters.is_empty() {
-        op["parameters"] = parameters.into();
-    }
-    if let Some(body) = body {
-        op["requestBody"] = body;
-    }
-    op
-}
-
-/// Needs a token.
-fn guarded(mut op: Value) -> Value {
-    op["security"] = json!([{"token": []}]);
-    for (status, what) in [("401", "No token, or not the right one"), ("403", "Not with this token")] {
-        op["responses"][status] = json!({"description": what, "content": problem()});
-    }
-    op
+    ];
+    operation(summary, parameters, body, answers, &usual)
 }
 
 /// It is answered alike whatever it is about.
@@ -279,23 +241,13 @@ fn purge_body() -> Value {
     json!({"required": true, "content": {"application/json": {"schema": {"oneOf": [some, all]}}}})
 }
 
-fn json_of(schema: &str) -> Value {
-    json!({"application/json": {"schema": {"$ref": format!("#/components/schemas/{schema}")}}})
-}
-
 fn with_lines(schema: &str) -> Value {
     let mut content = json_of(schema);
     content[NDJSON] = json!({});
     content
 }
 
-fn problem() -> Value {
-    json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}})
-}
-
-pub(super) async fn serve(request: Request) -> Result<Response, Problem> {
+pub(super) async fn serve(request: Request) -> Result<Json<Value>, Problem> {
     Query::of(&request, &[])?;
-    let mut response = Response::new(document().to_string().into());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
+    Ok(Json(document()))
 }

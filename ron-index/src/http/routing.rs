@@ -1,12 +1,12 @@
 //! IPFS Delegated Routing V1: who has a CID and where a peer is, as IPFS clients ask it.
 //!
-//! Our nodes are peers with the id that libp2p gives their ed25519 key, where the key is known, with addresses as multiaddrs. That nobody is known
-//! is an empty list with 200, which is what clients of today expect; only what is no CID is an error.
+//! Our nodes are peers with the id that libp2p gives their ed25519 key, where the key is known, with addresses as multiaddrs.
+//! That nobody is known is an empty list with 200, which is what clients of today expect; only what is no CID is an error.
 
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{
-    body::{Body, Bytes},
+    body::Body,
     extract::{Path, Request, State},
     response::{IntoResponse as _, Response},
 };
@@ -169,8 +169,7 @@ fn unprocessable(error: &KeyError) -> Problem {
 }
 
 fn json(value: &impl Serialize, asked: &HeaderMap) -> Response {
-    let (body, etag): (Bytes, Bytes) = render(value);
-    let etag = HeaderValue::from_maybe_shared(etag).expect("hex digits are a header value");
+    let (body, etag) = render(value);
     let mut response = if has(asked, &etag) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {

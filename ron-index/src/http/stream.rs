@@ -1,7 +1,6 @@
 //! Providers as lines, each sent as soon as somebody is found.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -60,7 +59,8 @@ fn headers(found: &Found) -> HeaderMap {
 }
 
 struct Lines {
-    ready: VecDeque<Bytes>,
+    /// The line that was there before the head was sent.
+    first: Option<Bytes>,
     next: Option<Next>,
     advance: Box<dyn Fn(Found) -> Next + Send + Sync>,
 }
@@ -94,7 +94,7 @@ impl Lines {
             })
         };
         let next = first.is_some().then(|| advance(found));
-        Lines { ready: first.into_iter().collect(), next, advance: Box::new(advance) }
+        Lines { first, next, advance: Box::new(advance) }
     }
 }
 
@@ -106,7 +106,7 @@ impl http_body::Body for Lines {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(line) = self.ready.pop_front() {
+        if let Some(line) = self.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(line))));
         }
         let Some(next) = &mut self.next else { return Poll::Ready(None) };

@@ -68,7 +68,7 @@ impl Resolution {
     /// An upper bound of what the answer takes as text with the usual number of providers, and the head of that, which are kept
     /// once they were made.
     fn text_bytes(&self) -> usize {
-        let providers = self.providers.iter().take(super::super::LIMIT_DEFAULT);
+        let providers = self.providers.iter().take(crate::LIMIT_DEFAULT);
         let bytes: usize = providers
             .map(|ranked| {
                 let provider = &ranked.provider;

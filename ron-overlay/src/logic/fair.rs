@@ -77,7 +77,7 @@ impl<K: Ord + Copy, T> Fair<K, T> {
 
     /// Makes room for one more of `whose`: the newest of whoever has most goes, if that is more than `whose` would have.
     pub fn crowd_out(&mut self, whose: &K) -> Option<T> {
-        let own = self.queues.get(whose).map_or(0, |queue| queue.items.len());
+        let own = self.len_of(whose);
         // Who has its share already crowds out nobody, and need not look for the longest.
         if own * self.queues.len() >= self.items {
             return None;
@@ -118,6 +118,12 @@ impl<K: Ord + Copy, T> Fair<K, T> {
     #[must_use]
     pub fn bytes_of(&self, whose: &K) -> usize {
         self.queues.get(whose).map_or(0, |queue| queue.bytes)
+    }
+
+    /// How much of one waits.
+    #[must_use]
+    pub fn len_of(&self, whose: &K) -> usize {
+        self.queues.get(whose).map_or(0, |queue| queue.items.len())
     }
 
     fn drop_newest(&mut self, whose: &K) -> Option<T> {

@@ -29,7 +29,7 @@ pub enum Overflow {
 pub enum Pushed<T> {
     /// It waits.
     Queued,
-    /// These do not wait any more, and it waits unless it is the last of them: others hold too much of the room.
+    /// It waits, and these of the same topic, which were older, do not any more.
     Shed(Vec<T>),
     /// There is no room for it.
     Full(T),
@@ -70,22 +70,31 @@ impl<T> Lanes<T> {
         frame: T,
         overflow: Overflow,
     ) -> Pushed<T> {
+        if !self.has_room(class, bytes)
+            && (overflow == Overflow::RejectNewest || !self.may_make_room(class, &topic, bytes))
+        {
+            return Pushed::Full(frame);
+        }
         let mut shed = Vec::new();
         while !self.has_room(class, bytes) {
-            let oldest = match overflow {
-                Overflow::RejectNewest => None,
-                Overflow::ShedOldest => self.classes[class as usize].drop_oldest(&topic),
-            };
-            let Some((gone, oldest)) = oldest else {
-                // What was shed for nothing is still shed; it cannot be more than one frame's worth of bytes.
-                return if shed.is_empty() { Pushed::Full(frame) } else { Pushed::Shed(with(shed, frame)) };
-            };
+            let Some((gone, oldest)) = self.classes[class as usize].drop_oldest(&topic) else { break };
             self.bytes -= gone;
             shed.push(oldest);
         }
         self.bytes += bytes;
         self.classes[class as usize].push(topic, bytes, frame);
         if shed.is_empty() { Pushed::Queued } else { Pushed::Shed(shed) }
+    }
+
+    /// Whether a frame of so many bytes would fit if nothing else of its topic waited: if not, others hold the room, and
+    /// nothing is shed for it.
+    fn may_make_room(&self, class: Class, topic: &TopicId, bytes: usize) -> bool {
+        let queue = &self.classes[class as usize];
+        let (frames, own) = (queue.len_of(topic), queue.bytes_of(topic));
+        let (reserved, reserved_bytes) = self.reserved;
+        let reserved = if class == Class::Gossip { reserved } else { 0 };
+        queue.len() - frames + reserved < self.frames_max
+            && self.bytes - own + reserved_bytes + bytes <= self.bytes_max
     }
 
     /// The next frame to send.
@@ -170,11 +179,6 @@ impl<T> Lanes<T> {
     }
 }
 
-fn with<T>(mut shed: Vec<T>, frame: T) -> Vec<T> {
-    shed.push(frame);
-    shed
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -226,6 +230,19 @@ mod tests {
         assert_eq!(stranger, Pushed::Full(9), "others' frames are not its to shed");
         assert_eq!(lanes.push(Class::Control, topic(1), 2000, 7, Overflow::RejectNewest), Pushed::Full(7));
         fill(&mut lanes, Class::Control, 1, 10, 7..8);
+    }
+
+    /// A frame that does not fit however many of its own topic go: they stay. They were shed for nothing, and the frame was said to
+    /// wait.
+    #[test]
+    fn nothing_is_shed_for_what_does_not_fit_anyway() {
+        let mut lanes = Lanes::new(8, 1000);
+        fill(&mut lanes, Class::Gossip, 1, 100, 0..2);
+        fill(&mut lanes, Class::Gossip, 2, 600, 2..3);
+        assert_eq!(lanes.push(Class::Gossip, topic(1), 500, 9, Overflow::ShedOldest), Pushed::Full(9));
+        assert_eq!((lanes.len(), lanes.bytes()), (3, 800));
+        let fits = lanes.push(Class::Gossip, topic(1), 300, 9, Overflow::ShedOldest);
+        assert_eq!(fits, Pushed::Shed(vec![0]));
     }
 
     /// What somebody was promised is not taken by a topic that sheds: its own oldest make room, and nobody else's place.

@@ -1,12 +1,14 @@
 //! The routes as an OpenAPI document. Written by hand beside the code that it describes, and held to it by a test that asks
 //! every route with every method and compares the fields of every answer.
 
-use axum::{extract::Request, response::Response};
-use http::{HeaderValue, header};
-use ron_core::http::Problem;
-use serde_json::{Map, Value, json};
+use axum::extract::Request;
+use ron_core::http::{
+    Json, Problem, Query,
+    openapi::{guarded, json_of, operation, problem, problem_record, record, reference},
+};
+use serde_json::{Value, json};
 
-use super::{CBOR, OCTETS, asking::numbers};
+use super::{CBOR, OCTETS};
 
 /// The document, with paths as they are below the place where the routers are mounted.
 #[must_use]
@@ -26,7 +28,7 @@ pub fn document() -> Value {
             "/{version}": {
                 "parameters": [path("version", "A number from 1 on")],
                 "get": op("An entry", &[], None, &[
-                    (200, "It", json!({"application/json": schema("Entry"), CBOR: {}})),
+                    (200, "It", json!({"application/json": reference("Entry"), CBOR: {}})),
                     (400, "This is no version", problem()),
                     (404, "It is not there yet", problem()),
                     (410, "It was pruned", problem()),
@@ -35,7 +37,7 @@ pub fn document() -> Value {
             "/entries": {"get": op("Entries that follow each other",
                 &[query("from", "The first; the first that is left if it is not said"), query("limit", "How many, 64 if it is not said and 1024 at most")],
                 None, &[
-                    (200, "They", json!({"application/json": schema("Entries"), OCTETS: {}})),
+                    (200, "They", json!({"application/json": reference("Entries"), OCTETS: {}})),
                     (410, "They were pruned", problem()),
                 ])},
             "/by-content/{id}": {
@@ -201,59 +203,18 @@ fn schemas() -> Value {
         "Submit": record(&[("proposal", &text)], &[("approvals", &words)]),
         "Approve": record(&[("approval", &text)], &[]),
         "Found": record(&[("policy", &text)], &[]),
-        "Problem": record(&[
-            ("type", &text), ("title", &text), ("status", &number), ("code", &text), ("retryable", &flag),
-        ], &[("detail", &text), ("hint", &text), ("corr_id", &text)]),
+        "Problem": problem_record(&[]),
     })
 }
 
-/// A record with fields that are always there and some that may be.
-fn record(required: &[(&str, &Value)], optional: &[(&str, &Value)]) -> Value {
-    let properties: Map<String, Value> =
-        required.iter().chain(optional).map(|(name, kind)| ((*name).to_owned(), (*kind).clone())).collect();
-    let required: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
-    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
-}
-
 fn op(summary: &str, parameters: &[Value], body: Option<Value>, answers: &[(u16, &str, Value)]) -> Value {
-    let mut responses: Map<String, Value> = answers
-        .iter()
-        .map(|(status, what, content)| {
-            let mut answer = json!({"description": what});
-            if content.as_object().is_some_and(|content| !content.is_empty()) {
-                answer["content"] = content.clone();
-            }
-            (status.to_string(), answer)
-        })
-        .collect();
-    for (status, what) in [
+    let usual = [
         (400, "A parameter is not understood"),
         (429, "Too much at once; retry-after says when"),
         (503, "Stopping, or the store takes or gives nothing"),
         (504, "Not in time"),
-    ] {
-        let other = || json!({"description": what, "content": problem()});
-        responses.entry(status.to_string()).or_insert_with(other);
-    }
-    let mut op = json!({"summary": summary, "responses": responses});
-    if !parameters.is_empty() {
-        op["parameters"] = parameters.into();
-    }
-    if let Some(body) = body {
-        op["requestBody"] = body;
-    }
-    op
-}
-
-/// Needs a token.
-fn guarded(mut op: Value) -> Value {
-    op["security"] = json!([{"token": []}]);
-    for (status, what) in [("401", "No token, or not the right one"), ("403", "Not with this token")] {
-        if op["responses"][status].is_null() {
-            op["responses"][status] = json!({"description": what, "content": problem()});
-        }
-    }
-    op
+    ];
+    operation(summary, parameters, body, answers, &usual)
 }
 
 fn path(name: &str, description: &str) -> Value {
@@ -266,24 +227,10 @@ fn query(name: &str, description: &str) -> Value {
 
 /// JSON with the bytes in base64, or the bytes themselves.
 fn body(name: &str) -> Value {
-    json!({"required": true, "content": {"application/json": schema(name), CBOR: {}}})
+    json!({"required": true, "content": {"application/json": reference(name), CBOR: {}}})
 }
 
-fn schema(name: &str) -> Value {
-    json!({"schema": {"$ref": format!("#/components/schemas/{name}")}})
-}
-
-fn json_of(name: &str) -> Value {
-    json!({"application/json": schema(name)})
-}
-
-fn problem() -> Value {
-    json!({"application/problem+json": schema("Problem")})
-}
-
-pub(super) async fn serve(request: Request) -> Result<Response, Problem> {
-    numbers(&request, [])?;
-    let mut response = Response::new(document().to_string().into());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
+pub(super) async fn serve(request: Request) -> Result<Json<Value>, Problem> {
+    Query::of(&request, &[])?;
+    Ok(Json(document()))
 }

@@ -214,6 +214,12 @@ impl Content {
     }
 }
 
+impl From<ContentId> for Content {
+    fn from(id: ContentId) -> Self {
+        Content::Artifact(id)
+    }
+}
+
 /// What shall be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {

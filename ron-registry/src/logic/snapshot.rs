@@ -181,14 +181,6 @@ impl Snapshot {
         &self.entry
     }
 
-    /// The version it is of, if its entry is one.
-    ///
-    /// # Errors
-    /// [`SnapshotError::Entry`].
-    pub fn version(&self) -> Result<u64, SnapshotError> {
-        Ok(Entry::decode(&self.entry)?.version())
-    }
-
     /// Whether its entry and its tree are of the log that `checkpoint` is of, whatever its names are: what the first part
     /// alone has to pass before anybody gathers the others. Gives the version it is of. `consistency` as for
     /// [`open`](Self::open).
@@ -397,8 +389,6 @@ mod tests {
         for size in [1, 2, 6, 255, 256, 257, 600] {
             let mut log = log(size);
             let snapshot = Snapshot::decode(&log.snapshot().encode()).unwrap();
-            let at = log.tree.size();
-            assert_eq!(snapshot.version(), Ok(at));
             let same = snapshot.open(&log.checkpoint(), &[]).unwrap().0;
             assert_eq!(same.head(), log.state.head());
             assert_eq!((same.epoch(), same.time()), (log.state.epoch(), START));

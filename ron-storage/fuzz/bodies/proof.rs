@@ -43,7 +43,8 @@ pub(crate) fn proof(data: &[u8]) {
     assert!(whole || flipped, "a proof that is right was refused");
     read(rest);
     let _ = take(ProofReader::whole(ContentId::of(rest), SIZE_MAX), rest, 64, rest);
-    let _ = take(ProofReader::suffix(tree.id, u64::from(*asked), SIZE_MAX), rest, 64, &content);
+    let with_last = ProofReader::ranges_and_last(tree.id, once(0..u64::from(*asked) + 1), SIZE_MAX);
+    let _ = take(with_last, rest, 64, &content);
     if let Some((claimed, _)) = rest.split_first_chunk::<8>() {
         forms(u64::from_le_bytes(*claimed));
     }

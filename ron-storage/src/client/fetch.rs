@@ -9,12 +9,9 @@ use ron_core::{Backoff, BackoffPolicy, ContentId, Deadline};
 
 use super::{Client, ClientError, JSON_MAX, Outgoing, exchange::Answer, refused};
 use crate::logic::{
-    proof::{ProofReader, ProvenGroup},
+    proof::{BAO, ProofReader, ProvenGroup},
     tree::TreeError,
 };
-
-/// What a proof is called.
-const BAO: &str = "application/vnd.ron.bao";
 
 /// Between attempts: short, since most breaks are a server that restarts behind a balancer, and then patient.
 const PAUSES: BackoffPolicy = BackoffPolicy::new(Duration::from_millis(100), Duration::from_secs(5));

@@ -360,7 +360,7 @@ async fn forget(State(kept): State<Kept>, path: IdPath, request: Request) -> Res
             "node_answers",
             "the node answers and is not forgotten",
         )
-        .hint("refd decommission there empties it; one that is lost is away first"));
+        .hint("PUT /keeping/draining there empties it; one that is lost is away first"));
     }
     if !kept.keeping.forget(&node) {
         let words = "there is no such node among those who keep objects with this one";

@@ -41,7 +41,7 @@ pub(super) fn problem(error: StorageError) -> Problem {
         }
         StorageError::Unreached { .. } => {
             told(StatusCode::SERVICE_UNAVAILABLE, "unreached", "no node that answers has the object")
-                .hint("ask again when nodes are back: refd repair status says which are away")
+                .hint("ask again when nodes are back: GET /keeping/status says which are away")
         }
         StorageError::Claim { .. } => told(StatusCode::BAD_REQUEST, "claim", "the claim was not taken"),
         StorageError::Source { .. } => told(StatusCode::BAD_REQUEST, "body", "the body ended before its end"),

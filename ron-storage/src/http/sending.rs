@@ -75,15 +75,15 @@ impl Sending {
     /// These parts of the object `id`.
     pub(super) fn parts(store: Store, id: ContentId, parts: Vec<Part>) -> Self {
         let left = parts.iter().map(Part::len).sum();
-        Sending { source: Some((store, id)), parts: parts.into(), left, ..Sending::over() }
+        Sending { source: Some((store, id)), parts: parts.into(), left, ..Sending::empty() }
     }
 
     /// A proof.
     pub(super) fn proof(proof: Proof) -> Self {
-        Sending { left: proof.len(), now: Now::Proving(proof), ..Sending::over() }
+        Sending { left: proof.len(), now: Now::Proving(proof), ..Sending::empty() }
     }
 
-    fn over() -> Self {
+    fn empty() -> Self {
         Sending {
             source: None,
             parts: VecDeque::new(),

@@ -20,6 +20,7 @@ use super::{
     plan::{Claimed, Class, Health, Holding, Job, News, Node, Outcome, Plan, PlanSettings, Presence, Step},
     promises::{PROMISE, PromiseError, Promises, TRIM_WITHIN},
 };
+
 const LEN: u64 = 600;
 const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(900);
@@ -110,13 +111,12 @@ impl Cluster {
         let disk = self.ones[&of].disk.clone();
         let pieces: BTreeSet<_> = self.ones.values().flat_map(|one| one.disk.keys().copied()).collect();
         let up: Vec<_> = self.ones.keys().filter(|id| self.is_up(id)).copied().collect();
-        for (id, one) in self.ones.iter_mut().filter(|(id, _)| up.contains(id)) {
+        for (_, one) in self.ones.iter_mut().filter(|(id, _)| up.contains(id)) {
             for (object, claimed) in &self.claims {
                 one.plan.on_claims(*object, claimed.clone());
             }
             for piece in &pieces {
                 let held = disk.get(piece).copied().unwrap_or(Holding::Absent);
-                let _ = id;
                 one.plan.on_held(of, *piece, held);
             }
         }
@@ -290,7 +290,8 @@ impl Cluster {
         }
     }
 
-    fn bytes(&self) -> usize {
+    /// Repairs so far that gave pieces to other nodes.
+    fn transfers(&self) -> usize {
         self.done
             .iter()
             .filter(|(_, step)| matches!(step.job, Job::Copy { .. } | Job::Rebuild { .. }))

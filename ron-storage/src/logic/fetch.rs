@@ -268,12 +268,6 @@ impl Plan {
         !self.is_done() && self.peers.iter().all(|peer| peer.gone.is_some())
     }
 
-    /// Questions that are open.
-    #[must_use]
-    pub fn open(&self) -> usize {
-        self.asks.len()
-    }
-
     /// Asks for nothing behind this group for now: whoever reads in order is not there yet.
     pub fn set_limit(&mut self, limit: u64) {
         self.limit = self.limit.max(limit);

@@ -17,14 +17,13 @@ use ron_core::{
     },
 };
 
+use super::place::WEIGHT_MAX;
+
 /// Nodes that keep objects together.
 pub const MEMBERS_MAX: usize = 1024;
 
 /// Bytes of the longest name of a zone.
 pub const ZONE_BYTES_MAX: usize = 64;
-
-/// The greatest weight of a node.
-pub const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Addresses that one node has.
 const ADDRS_MAX: usize = 8;

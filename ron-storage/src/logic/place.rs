@@ -11,8 +11,8 @@ use ron_core::{ContentId, NodeId};
 /// The weight of a node that says nothing about itself.
 pub const WEIGHT_DEFAULT: u32 = 100;
 
-/// The largest weight. A node of this weight gets ten thousand times what one of weight 1 gets.
-pub const WEIGHT_MAX: u32 = 10_000;
+/// The largest weight. A node of this weight gets a million times what one of weight 1 gets.
+pub const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Bits behind the point of a logarithm: shares are off by less than a ten-thousandth.
 const FRACTION: u32 = 20;
@@ -149,6 +149,14 @@ mod tests {
             let share = f64::from(share) / 20_000.0;
             assert!((share - expected).abs() < 0.012, "{share}, not {expected}");
         }
+    }
+
+    /// Nodes may say that they have any weight up to the largest; all above ten thousand counted as ten thousand.
+    #[test]
+    fn weights_differ_up_to_the_largest() {
+        let nodes = [node(0, 0, WEIGHT_MAX / 10), node(1, 1, WEIGHT_MAX)];
+        let first = (0..2000).filter(|number| place(&nodes, &object(*number), 1) == [nodes[0].id]).count();
+        assert!((120..250).contains(&first), "{first} of 2000 on the one that should have an eleventh");
     }
 
     fn nodes() -> impl Strategy<Value = Vec<Candidate>> {

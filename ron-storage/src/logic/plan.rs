@@ -691,14 +691,6 @@ impl Plan {
         graces.chain(steady).chain(timer).min()
     }
 
-    /// Whether there is nothing to do and nothing under way.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.dirty.is_empty()
-            && self.queue.is_empty()
-            && self.things.values().all(|thing| thing.running.is_none())
-    }
-
     /// The next job, the most important first.
     pub fn poll(&mut self, now: Duration) -> Option<Step> {
         self.poll_down_to(Class::Trim, now)
@@ -796,11 +788,6 @@ impl Plan {
                 || self.dirty.contains(object)
         };
         self.pieces.get(piece).is_some_and(|known| known.of.iter().any(is_unmet))
-    }
-
-    /// The objects it knows claims of.
-    pub fn objects(&self) -> impl Iterator<Item = &ContentId> {
-        self.things.keys()
     }
 
     /// Whether a node, present or away, is known to have an object or a shard of it. What it has keeps deletes remembered.

@@ -172,12 +172,6 @@ impl Promises {
     pub fn end(&mut self, piece: &ContentId) {
         self.trimming.remove(piece);
     }
-
-    /// Whether it was promised to keep a piece.
-    #[must_use]
-    pub fn is_promised(&self, piece: &ContentId, now: Duration) -> bool {
-        self.kept.get(piece).is_some_and(|until| *until > now)
-    }
 }
 
 fn one_less(counts: &mut BTreeMap<ContentId, usize>, piece: &ContentId) {
@@ -228,7 +222,6 @@ mod tests {
         let (mut promises, piece) = (Promises::default(), ContentId::of(b"x"));
         assert_eq!(promises.promise(piece, START), Ok(PROMISE));
         assert_eq!(promises.begin(piece, PROMISE / 2), Err(PromiseError::Promised));
-        assert!(promises.is_promised(&piece, PROMISE / 2) && !promises.is_promised(&piece, PROMISE));
         assert_eq!(promises.begin(piece, PROMISE), Ok(()));
         assert_eq!(promises.begin(piece, PROMISE), Err(PromiseError::Trimming));
         assert_eq!(promises.promise(piece, PROMISE), Err(PromiseError::Trimming));

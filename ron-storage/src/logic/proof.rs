@@ -12,6 +12,9 @@ use ron_core::ContentId;
 use super::tree::{Branch, GROUP, Hash, NODE, Nodes, Shape, TreeError, group_hash};
 use crate::planted::{Bug, is_planted};
 
+/// What a proof is called over HTTP.
+pub const BAO: &str = "application/vnd.ron.bao";
+
 /// Bytes before a proof: the object's size, little-endian.
 pub const HEADER: u64 = 8;
 
@@ -220,7 +223,6 @@ enum Asked {
     Bytes(Vec<Range<u64>>),
     /// These, and the last group.
     BytesAndLast(Vec<Range<u64>>),
-    Suffix(u64),
 }
 
 #[derive(Debug)]
@@ -267,12 +269,6 @@ impl ProofReader {
     #[must_use]
     pub fn ranges(id: ContentId, bytes: impl IntoIterator<Item = Range<u64>>, size_max: u64) -> Self {
         ProofReader::new(id, Asked::Bytes(bytes.into_iter().collect()), size_max)
-    }
-
-    /// For a proof of the last `len` bytes of the object.
-    #[must_use]
-    pub fn suffix(id: ContentId, len: u64, size_max: u64) -> Self {
-        ProofReader::new(id, Asked::Suffix(len), size_max)
     }
 
     /// What the proof says the object is. The bytes that were yielded are proven whatever it says; the size itself is
@@ -366,7 +362,6 @@ impl ProofReader {
                 let last = size.saturating_sub(1)..size.max(1);
                 GroupSet::covering(shape, bytes.iter().cloned().chain(iter::once(last)))
             }
-            Asked::Suffix(len) => GroupSet::covering(shape, iter::once(size.saturating_sub(*len)..size)),
         };
         if wanted.is_empty() {
             return Err(TreeError::Outside { size });
@@ -528,12 +523,13 @@ mod tests {
     }
 
     #[test]
-    fn a_suffix_proves_the_size() {
+    fn the_last_group_proves_the_size() {
         let content = content(5 * 65536 + 1);
-        let shape = Shape::of(content.len() as u64);
-        let wanted = GroupSet::covering(shape, iter::once(shape.size() - 2..shape.size()));
+        let (id, shape) = (ContentId::of(&content), Shape::of(content.len() as u64));
+        let wanted = GroupSet::covering(shape, [0..1, shape.size() - 1..shape.size()]);
         let proof = proof(&content, &wanted);
-        let (groups, end) = read(ProofReader::suffix(ContentId::of(&content), 2, u64::MAX), &proof, 4096);
+        let reader = ProofReader::ranges_and_last(id, iter::once(0..1), u64::MAX);
+        let (groups, end) = read(reader, &proof, 4096);
         assert_eq!((groups.len(), end), (2, Ok(())));
     }
 

@@ -94,7 +94,7 @@ impl Planner {
     pub(super) async fn run(mut self, inbox: Inbox<Heard>, stop: Stop) {
         let mut events = self.shared.store.events();
         self.list_again().await;
-        self.on_claims(None);
+        self.on_all_claims();
         let mut list_at = now() + LIST_EVERY;
         let mut settings = self.shared.settings.load();
         let mut rate = yielding(&settings);
@@ -156,7 +156,7 @@ impl Planner {
                     self.is_full = false;
                     // What came, and what callers claimed who found the lane full and left no word.
                     self.catch_up(&mut events).await;
-                    self.on_claims(Some(()));
+                    self.on_claims();
                     self.hand_out();
                     self.sum_up(rate.rate());
                 }
@@ -243,7 +243,7 @@ impl Planner {
                     self.judge_readiness();
                 }
             }
-            Heard::Claims => self.on_claims(Some(())),
+            Heard::Claims => self.on_claims(),
             Heard::Asked => self.is_asked = true,
             Heard::Held { node, piece, holding } => {
                 self.seen.touch(piece);
@@ -309,14 +309,24 @@ impl Planner {
         }
     }
 
-    /// Takes in what changed about claims, or everything.
-    fn on_claims(&mut self, changed: Option<()>) {
-        let book = self.shared.store.book();
-        let (mut objects, taken) = book.take_changed();
-        if changed.is_none() {
-            objects = book.objects(None, usize::MAX);
-        }
+    /// Takes in what changed about claims.
+    fn on_claims(&mut self) {
+        let (changed, taken) = self.shared.store.book().take_changed();
         self.taken = taken;
+        self.take_in(changed);
+    }
+
+    /// Takes in all claims.
+    fn on_all_claims(&mut self) {
+        let book = self.shared.store.book();
+        (_, self.taken) = book.take_changed();
+        let all = book.objects(None, usize::MAX);
+        self.take_in(all);
+    }
+
+    /// Takes in what the claims on some objects say.
+    fn take_in(&mut self, objects: Vec<ContentId>) {
+        let book = self.shared.store.book();
         for object in objects {
             let claimed = claimed(&self.shared.store, &object);
             let mut left = book.left_of(&object);

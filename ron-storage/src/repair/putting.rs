@@ -115,8 +115,7 @@ impl Keeping {
         Ok(Placed { id, len, version, durable_on })
     }
 
-    /// Says something else about an object than before: another policy, or a pin. The object is
-    /// brought here first, from wherever it is.
+    /// Claims an object with another policy than before. It is brought here first, from wherever it is.
     ///
     /// # Errors
     /// [`StorageError::NotFound`] if it is nowhere to be had, [`StorageError::Unreached`] if it is claimed all the same;

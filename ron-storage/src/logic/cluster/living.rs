@@ -68,15 +68,15 @@ fn a_node_that_stays_away_is_replaced_and_trimmed_when_it_is_back() {
         cluster.put_shards(number, 1, 3, 2);
     }
     cluster.settle();
-    let (lost, before) = (cluster.ones[&name(2)].disk.len(), cluster.bytes());
+    let (lost, before) = (cluster.ones[&name(2)].disk.len(), cluster.transfers());
     cluster.set(2, Presence::Away);
     cluster.settle();
     cluster.check_settled();
     // One for each copy, and one for all shards of an object.
     assert!(
-        (1..=lost).contains(&(cluster.bytes() - before)),
+        (1..=lost).contains(&(cluster.transfers() - before)),
         "{lost} lost, {} done",
-        cluster.bytes() - before
+        cluster.transfers() - before
     );
     cluster.set(2, Presence::Up);
     cluster.settle();
