@@ -273,6 +273,10 @@ pub trait Service: Send + Sync + 'static {
     fn ended(&self, session: &Session, reason: &'static str) {
         let _ = (session, reason);
     }
+
+    /// The [`Peers`] that this was given to take no more links: they were asked to stop, or to end at once. Requests that
+    /// were taken go on. Whoever holds something that holds the peers lets go of it here, or neither is ever freed.
+    fn closed(&self) {}
 }
 
 /// Where a session finds events to send, in the order that their owner wants.

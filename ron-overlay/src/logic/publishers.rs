@@ -60,7 +60,7 @@ impl Gap {
     /// How many they are.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.seqs.end() + 1 - self.seqs.start()
+        self.seqs.end().saturating_sub(*self.seqs.start()).saturating_add(1)
     }
 }
 

@@ -163,6 +163,11 @@ impl Service for Serving {
             })),
         }
     }
+
+    /// The rules usually hold whoever keeps objects, and that holds the links which hold these.
+    fn closed(&self) {
+        self.served.replace(None);
+    }
 }
 
 fn is_allowed(

@@ -657,3 +657,28 @@ async fn an_object_is_read_and_restored_out_of_shards_of_the_policy_before() {
     world.until(placed.id, 2, MINUTE * 5).await;
     until_pieces(&world, 2, MINUTE * 6).await;
 }
+
+/// The rules hold the keeping, which holds the links, which hold the rules: everything that a node had stayed in memory for as long as
+/// the process.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_ended_is_freed() {
+    for is_killed in [false, true] {
+        let mut world = World::new(2).await;
+        settle().await;
+        let (held, node) = (Arc::new(()), world.node(1));
+        let (keeping, token) = (node.keeping.clone(), Arc::clone(&held));
+        let trusts = move |peer: &NodeId| {
+            let _ = &token;
+            keeping.is_member(peer)
+        };
+        let rules =
+            Rules { trusts: Some(Arc::new(trusts)), policy: node.keeping.policy(), ..Rules::default() };
+        node.links.serve(&node.store, rules);
+        if is_killed {
+            world.kill(1).await;
+        } else {
+            world.stop(1).await;
+        }
+        assert_eq!(Arc::strong_count(&held), 1, "killed: {is_killed}");
+    }
+}

@@ -166,6 +166,13 @@ impl World {
         disk.restart(CrashStyle::LoseUnsynced);
     }
 
+    /// Ends as it should.
+    pub(crate) async fn stop(&mut self, number: u8) {
+        if let Some(node) = self.nodes[usize::from(number)].take() {
+            node.host.shutdown().await;
+        }
+    }
+
     pub(crate) async fn revive(&mut self, number: u8) {
         self.net.restart(ip(number));
         self.start(number).await;

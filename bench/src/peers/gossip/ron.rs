@@ -14,7 +14,7 @@ use ron_core::{
     Deadline, Supervisor,
     net::{Endpoint, EndpointSettings, Identity},
 };
-use ron_overlay::{Contact, Delivery, Gap, Overlay, OverlayError, Subscription, Topic};
+use ron_overlay::{Contact, Delivery, Overlay, OverlayError, Subscription, Topic};
 
 use super::{Counted, Hear, Network, Pending, Published, Start, TOPIC};
 use crate::measure::Outcome;
@@ -78,11 +78,10 @@ impl Node {
 
 /// The task of one subscriber.
 async fn run(mut subscription: Subscription, node: usize, hear: Hear, told: Arc<AtomicU64>) {
-    let count = |gap: &Gap| gap.seqs.end() + 1 - gap.seqs.start();
     while let Some(delivery) = subscription.recv().await {
         match delivery {
             Delivery::Message { message, .. } => hear(node, message.payload()),
-            Delivery::Gap(gap) | Delivery::Missed(gap) => drop(told.fetch_add(count(&gap), Relaxed)),
+            Delivery::Gap(gap) | Delivery::Missed(gap) => drop(told.fetch_add(gap.count(), Relaxed)),
             Delivery::MissedMore(more) => drop(told.fetch_add(more, Relaxed)),
             _ => {}
         }

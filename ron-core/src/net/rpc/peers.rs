@@ -153,6 +153,15 @@ struct Dial {
     task: Mutex<Option<Task>>,
 }
 
+/// What the acceptor holds for as long as links are taken, however that ends.
+struct Open(Arc<dyn Service>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.closed();
+    }
+}
+
 impl Peers {
     /// Serves `protocol` on `endpoint` from now on, and calls others over it.
     ///
@@ -168,6 +177,7 @@ impl Peers {
         let links = endpoint.register(protocol.alpn, protocol.links)?;
         let metrics = supervisor.metrics();
         let group = supervisor.child("rpc", settings.drain, metrics.clone());
+        let open = Open(Arc::clone(&service));
         let table = Arc::new_cyclic(|this| Table {
             endpoint: endpoint.clone(),
             protocol,
@@ -181,6 +191,7 @@ impl Peers {
         });
         let accepting = Arc::downgrade(&table);
         let _ = group.spawn_restarting(ACCEPTOR, move |stop| {
+            let _ = &open;
             let (links, table) = (links.clone(), accepting.clone());
             async move {
                 tokio::select! {
