@@ -95,7 +95,6 @@ fn readers_that_stop_are_cut_and_cost_no_memory() {
     let whole = content(48 << 20, 1);
     let id = node.put(&whole);
     // What a reader costs that reads.
-    assert!(node.daemon.get(&format!("/stat/{id}")).starts_with("HTTP/1.1 200"));
     let served = super::exchange(
         admin,
         format!("GET /o/{id} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes(),
@@ -111,8 +110,9 @@ fn readers_that_stop_are_cut_and_cost_no_memory() {
         until("they are being served", || node.count("ron_storage_get_streams") == 12);
         until("they are cut", || node.count("ron_storage_get_streams") == 0);
     });
+    println!("{grown} bytes more at the highest");
     assert!(node.count("ron_core_io_timeouts_total{op=\"http_write\"}") >= 12);
-    assert!(grown < 64 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
+    assert!(grown < 16 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
     node.is_well();
 }
 
@@ -143,7 +143,8 @@ fn listeners_that_never_read_cost_no_memory() {
         publish(40);
         std::thread::sleep(Duration::from_secs(3));
     });
-    assert!(grown < 64 << 20, "{grown} bytes more");
+    println!("{grown} bytes more at the highest");
+    assert!(grown < 48 << 20, "{grown} bytes more");
     // One that reads hears what is said.
     let mut listener = connect_from(50, admin).unwrap();
     listener.write_all(format!("GET /events HTTP/1.1\r\nHost: {admin}\r\n\r\n").as_bytes()).unwrap();
