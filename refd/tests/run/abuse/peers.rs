@@ -14,7 +14,8 @@ use ron_core::{
     Deadline, LaneSpec, NodeId, Supervisor,
     net::{
         Contact, Endpoint, Identity,
-        rpc::{Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
+        oap::{Code, Decoder},
+        rpc::{Ask, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
     },
 };
 use ron_dht::ProviderRecord;
@@ -353,5 +354,58 @@ fn a_bystander_is_not_called_for_names_that_others_made_up() {
     let pauses = u64::try_from(began.elapsed().as_millis() / 500).unwrap();
     println!("{calls} calls in {:?}", began.elapsed());
     assert!((1..=1 + pauses).contains(&calls), "{calls} calls in {:?}", began.elapsed());
+    node.is_well();
+}
+
+/// Case 2: a question between nodes and one over HTTP, a byte at a time and cut anywhere.
+#[test]
+fn what_comes_in_pieces_is_answered_as_if_it_came_whole() {
+    let node = node("");
+    let (to, peer) = (contact(&node), Peer::new());
+    let (method, body) = ron_dht::network::Request::Ping { listening: Vec::new() }.encode();
+    let ask = Ask { method, budget_ms: 5000, credit: 0 }.encode(&body);
+    let said = [greeting(), frame(1, 1, 7, &ask)].concat();
+    let answer = |pieces: Vec<&[u8]>| {
+        let talk = async {
+            let mut link = peer.link(&to, "ron/dht/1").await.unwrap();
+            for piece in pieces {
+                link.stream.write_all(piece).await.unwrap();
+                link.stream.flush().await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            let (decoder, mut read) = (Decoder::new(1 << 20), bytes::BytesMut::new());
+            loop {
+                match decoder.decode(&mut read).unwrap() {
+                    Some(frame) if frame.corr == 7 && frame.proto == 1 => break (frame.code, frame.payload),
+                    Some(_) => {}
+                    None => assert_ne!(link.stream.read_buf(&mut read).await.unwrap(), 0, "closed"),
+                }
+            }
+        };
+        peer.runtime.block_on(async { tokio::time::timeout(PATIENCE, talk).await.unwrap() })
+    };
+    let whole = answer(vec![&said]);
+    assert_eq!(whole.0, Code::Ok);
+    assert_eq!(answer(said.chunks(1).collect()), whole);
+    for at in (1..said.len()).step_by(5) {
+        assert_eq!(answer(vec![&said[..at], &said[at..]]), whole, "cut at {at}");
+    }
+
+    let head = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", node.daemon.admin);
+    let answer = |pieces: Vec<&[u8]>| {
+        let mut stream = TcpStream::connect(node.daemon.admin).unwrap();
+        stream.set_nodelay(true).unwrap();
+        for piece in pieces {
+            stream.write_all(piece).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        rest(&mut stream)
+    };
+    let is_well = |answer: &str| answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n");
+    assert!(is_well(&answer(head.as_bytes().chunks(1).collect())));
+    for at in 1..head.len() {
+        let (one, other) = head.as_bytes().split_at(at);
+        assert!(is_well(&answer(vec![one, other])), "cut at {at}");
+    }
     node.is_well();
 }

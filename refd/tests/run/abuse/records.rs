@@ -159,3 +159,37 @@ fn what_was_withdrawn_does_not_come_back() {
     drop(asker);
     again.terminate();
 }
+
+/// Cases 17 and 26: records that somebody else signed, or that were signed by a clock that is wrong by weeks.
+#[test]
+fn forged_and_mistimed_records_are_not_kept() {
+    const MONTH: u64 = 30 * 24 * 3600;
+    let node = node("");
+    let (asker, key) = (Asker::new(contact(&node)), Key::from(ContentId::of(b"forged")));
+    let publisher = Identity::from_seed(&[207; 32]);
+    let good = signed(&publisher, key, 1);
+    // Each byte once, as another one: not one of them is what was signed.
+    let forged: Vec<Bytes> = (0..good.len())
+        .map(|at| {
+            let mut bytes = good.to_vec();
+            bytes[at] ^= 1;
+            bytes.into()
+        })
+        .collect();
+    for some in forged.chunks(64) {
+        let told = asker.provide(some.to_vec());
+        assert!(told.iter().all(|outcome| *outcome == Outcome::Invalid), "{told:?}");
+    }
+    let addr = "127.0.0.1:9".parse().unwrap();
+    for issued in [0, unix() - MONTH, unix() + MONTH, u64::MAX] {
+        let record = ProviderRecord::sign(&publisher, key, &[addr], 1, issued, HOUR);
+        assert_eq!(asker.provide(vec![record.encoded().clone()]), [Outcome::Invalid], "{issued}");
+    }
+    assert!(asker.providers(key, 10).is_empty());
+    // As it was signed it is taken, and that it asks for ever is its own business: it is there for a day.
+    assert_eq!(asker.provide(vec![good]), [Outcome::Kept]);
+    let for_ever = ProviderRecord::sign(&publisher, key, &[addr], 2, unix(), Duration::MAX);
+    assert_eq!(asker.provide(vec![for_ever.encoded().clone()]), [Outcome::Kept]);
+    assert_eq!(asker.providers(key, 10).len(), 1);
+    node.is_well();
+}
