@@ -5,6 +5,7 @@
 
 mod bodies;
 mod disk;
+mod fetching;
 mod gossip;
 mod heads;
 mod identity;

@@ -317,7 +317,7 @@ fn a_quota_holds_for_many_small_and_for_unannounced_objects() {
     let (admin, bearer) = (by_bytes.daemon.admin, by_bytes.bearer());
     // Sixteen at once of which two fit, half of them without saying how long they are.
     #[allow(clippy::disallowed_methods, reason = "threads of a test, joined at the end of the scope")]
-    let told: Vec<u16> = std::thread::scope(|scope| {
+    let told: [u16; 16] = std::thread::scope(|scope| {
         let put = |number: u64| {
             let body = content(1_500_000, number);
             let (length, body) = match number % 2 {
@@ -334,8 +334,8 @@ fn a_quota_holds_for_many_small_and_for_unannounced_objects() {
                 format!("POST /o HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n{bearer}{length}\r\n");
             status(&exchange(admin, &[head.as_bytes(), &body].concat()))
         };
-        let puts: Vec<_> = (0..16).map(|number| scope.spawn(move || put(number))).collect();
-        puts.into_iter().map(|put| put.join().unwrap()).collect()
+        let puts: [_; 16] = std::array::from_fn(|number| scope.spawn(move || put(number as u64)));
+        puts.map(|put| put.join().unwrap())
     });
     let (objects, bytes) = usage(&by_bytes);
     println!("{told:?}, {objects} objects of {bytes} bytes");

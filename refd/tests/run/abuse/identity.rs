@@ -74,13 +74,10 @@ fn who_is_not_who_was_called_is_told_nothing() {
     let (before, refused) = (accepted(&node), failed(&node));
     let expected = Identity::generate().unwrap().node_id();
     for (protocol, _) in PROTOCOLS {
+        // Each from another one, since nobody calls an address for two names within three seconds.
+        let peer = Peer::new();
         let called = peer.runtime.block_on(peer.endpoint.connect(expected, &to.addrs, protocol.alpn, soon()));
         assert_eq!(called.unwrap_err(), NetError::WrongIdentity { expected, found: to.id });
-        // Only one name is tried at an address for a while.
-        until("the address is free", || {
-            let again = peer.runtime.block_on(peer.endpoint.connect(to.id, &to.addrs, "ron/none/1", soon()));
-            !matches!(again, Err(NetError::Busy { .. } | NetError::Timeout { .. }))
-        });
     }
     assert_eq!(accepted(&node), before, "a link was made for a name that is not the node's");
     for bytes in
@@ -91,7 +88,7 @@ fn who_is_not_who_was_called_is_told_nothing() {
         let answer = rest(&mut stream);
         assert!(answer.len() < 100, "{answer:?}");
     }
-    until("all were counted", || failed(&node) >= refused + 4);
+    until("all were counted", || failed(&node) >= refused + 5 + 4);
     assert_eq!(accepted(&node), before);
     node.is_well();
 

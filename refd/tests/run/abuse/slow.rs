@@ -55,6 +55,36 @@ fn slow_heads_leave_health_alone_and_are_closed() {
     node.is_well();
 }
 
+/// Case 7: one address with more connections than are for one, none of which says all of its head. It gets no further; others
+/// have the places that are left, and health is for everybody.
+#[cfg(target_os = "linux")]
+#[test]
+fn one_address_cannot_take_all_seats() {
+    let node = node("");
+    let (admin, bearer) = (node.daemon.admin, node.bearer());
+    let ask = |host: u8, path: &str| {
+        let mut stream = connect_from(host, admin).unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n{bearer}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        status(&rest(&mut stream))
+    };
+    assert_eq!(ask(60, "/usage"), 200);
+    let began = ron_core::now();
+    let mut held: Vec<TcpStream> = (0..300).filter_map(|_| connect_from(60, admin)).collect();
+    for stream in &mut held {
+        let _ = stream.write_all(b"GET /usage HTTP/1.1\r\nX: ");
+    }
+    let (greedy, other, health) = (ask(60, "/usage"), ask(61, "/usage"), ask(60, "/healthz"));
+    // A head may take five seconds: until then the places are held.
+    if began.elapsed() < Duration::from_secs(4) {
+        assert_eq!(greedy, 503);
+    }
+    assert_eq!((other, health), (200, 200));
+    drop(held);
+    until("its places are free again", || ask(60, "/usage") == 200);
+    node.is_well();
+}
+
 /// Case 4: an upload that begins like any other and then sends a byte now and then.
 #[test]
 fn a_dribbled_upload_is_cut_and_leaves_no_file() {
