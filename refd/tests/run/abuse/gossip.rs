@@ -174,7 +174,7 @@ fn a_neighbour_that_does_not_read_is_disconnected() {
 #[test]
 fn a_flood_of_one_message_is_one_delivery_and_silences_nobody() {
     const SAID: u64 = 20;
-    let node = node("[overlay]\nengines = 1\nmax_rps = 1000\ntopics = [\"news\"]\n");
+    let node = node("[overlay]\nengines = 1\nmax_rps = 200\ntopics = [\"news\"]\n");
     let (news, author) = (TopicId::of("news"), Identity::from_seed(&[205; 32]));
     let (liar, honest) = (Talker::new(&node), Talker::new(&node));
     let delivered = || node.count("ron_overlay_messages_total{what=\"delivered\"}");
