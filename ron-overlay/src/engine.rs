@@ -394,11 +394,17 @@ impl Engine {
 
     fn on_word(&mut self, incoming: Incoming, now: Duration) {
         let Incoming { from, topic: id, word } = incoming;
+        let wants_in = matches!(word, Word::View(ViewMessage::Join { .. } | ViewMessage::Ask { .. }));
+        if wants_in {
+            // A neighbour is counted when what the words before this one led to is done, and a peer may ask for all of our
+            // topics in one breath.
+            self.perform(now);
+        }
         let Some(topic) = self.topics.get_mut(&id) else {
             self.node.metrics.tally(FRAME_REJECT, "unknown_topic").add(1);
             return;
         };
-        if let Word::View(ViewMessage::Join { .. } | ViewMessage::Ask { .. }) = &word {
+        if wants_in {
             let topics = self.node.topics_of(&from);
             if topics >= self.settings.peer.topics_max && !topic.gossip.is_neighbour(&from) {
                 self.node.metrics.tally(FRAME_REJECT, "topics_max").add(1);

@@ -190,6 +190,7 @@ async fn the_silent_are_hedged_and_the_losers_canceled() {
     let (spawned, canceled) = (counts.get("hedge_spawned_total"), counts.get("hedge_canceled_total"));
     assert!(spawned > 0 && canceled <= spawned, "{spawned} {canceled}");
     assert!(canceled > 0, "{spawned} {canceled}");
+    assert!(spawned as usize <= world.asked(2), "{spawned} {canceled}");
     assert_eq!(
         counts.get("lookups_total{reason=\"complete\"}") as usize,
         counts.get("lookup_seconds_count") as usize
@@ -199,6 +200,34 @@ async fn the_silent_are_hedged_and_the_losers_canceled() {
     assert_eq!(searches, counts.get("lookup_seconds_count"));
     assert!((searches..=searches * 5).contains(&hops), "{hops} hops of {searches} searches");
     assert_eq!(counts.get("lookup_hops_bucket{le=\"5.0\"}"), searches);
+    host.shutdown().await;
+}
+
+/// Everybody has become slower than anybody was ever known to be, so every question looks worth a hedge. Each search asks
+/// some more than it would, and far less than it might.
+#[tokio::test(start_paused = true)]
+async fn hedges_are_within_their_budget_when_everybody_is_slow() {
+    const SEARCHES: u64 = 10;
+    let (world, host, counts) = (World::of(200), host(), Counts::new());
+    let dht = world.node(1000, &host, Dht::builder().metrics(counts.metrics())).await;
+    let most = usize::from(dht.settings().lookup.requests_max);
+    let mut asked = Vec::new();
+    for latency in [Duration::from_millis(1), SECOND] {
+        world.latency(latency);
+        let (before, hedged) = (world.asked(2), counts.get("hedge_spawned_total"));
+        for number in 0..SEARCHES {
+            let before = world.asked(2);
+            let closest = dht.find_node(key(number), Deadline::after(30 * SECOND)).await.unwrap();
+            assert_eq!(closest.verdict.reason, Reason::Complete);
+            let asked = world.asked(2) - before;
+            assert!(asked <= most, "{asked} questions");
+        }
+        asked.push(world.asked(2) - before);
+        let hedged = (counts.get("hedge_spawned_total") - hedged) as usize;
+        println!("{} questions, {hedged} hedges with a latency of {latency:?}", asked[asked.len() - 1]);
+        assert_eq!(hedged > 0, latency == SECOND);
+    }
+    assert!(asked[1] <= 2 * asked[0], "{asked:?}");
     host.shutdown().await;
 }
 

@@ -257,6 +257,33 @@ async fn one_peer_has_so_many_topics_and_no_more() {
     stop([node]).await;
 }
 
+/// Who asked for all topics before the first of them was done was a neighbour on all of them.
+#[tokio::test(start_paused = true)]
+async fn topics_that_are_asked_for_in_one_breath_are_counted() {
+    let world = World::new(6);
+    let settings =
+        Settings { peer: PeerSettings { topics_max: 3, ..PeerSettings::default() }, ..Settings::default() };
+    let node = world.node(1, settings).await;
+    let mut topics = Vec::new();
+    for number in 0..20 {
+        let topic = node.overlay.topic(format!("topic {number}")).unsigned();
+        topics.push(topic.join([], soon()).await.unwrap());
+    }
+    let liar = Liar::new(&world, 200, &node.overlay.contact()).await;
+    for (number, topic) in topics.iter().enumerate() {
+        let word = match number % 2 {
+            0 => ViewMessage::Join { me: liar.contact() },
+            _ => ViewMessage::Ask { me: liar.contact(), is_urgent: true },
+        };
+        liar.say(&topic.id(), &Word::View(word)).await;
+    }
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(node.count("neighbours"), 3);
+    assert_eq!(node.count("frame_reject_total{reason=\"topics_max\"}"), 17);
+    liar.host.shutdown().await;
+    stop([node]).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn words_that_are_none_and_pieces_that_do_not_fit_are_refused_by_name() {
     let world = World::new(7);

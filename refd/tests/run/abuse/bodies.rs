@@ -29,8 +29,9 @@ fn compressed_bombs_are_refused() {
     let bomb = gzip(&vec![b' '; 1 << 20], 100);
     let nested = gzip(&bomb, 1);
     let json = "Content-Type: application/json\r\n";
-    // Once, so that what is made on first use is there.
-    node.allowed("POST", READERS[0], &format!("{json}Content-Encoding: gzip\r\n"), &bomb);
+    // Once, so that what is made on first use is there. With something small: memory that a bomb has left behind would not
+    // be seen to be taken again.
+    node.allowed("POST", READERS[0], &format!("{json}Content-Encoding: gzip\r\n"), &gzip(b"{}", 1));
     let grown = node.growth(|| {
         for path in READERS {
             let gzipped = format!("{json}Content-Encoding: gzip\r\n");
@@ -52,7 +53,8 @@ fn compressed_bombs_are_refused() {
             }
         }
     });
-    assert!(grown < 16 << 20, "{grown} bytes more");
+    println!("{grown} bytes more at the highest");
+    assert!(grown < 8 << 20, "{grown} bytes more");
     node.is_well();
 }
 

@@ -6,7 +6,8 @@ use std::{
     net::TcpStream,
     os::unix::fs::symlink,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use ron_core::ContentId;
@@ -120,7 +121,7 @@ fn run(data: &Path) -> (bool, String) {
             std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
             return (status.success(), said);
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -168,34 +169,70 @@ fn planted_links_are_refused() {
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
 }
 
-/// A file system of a few megabytes, if this may be made here.
-struct Small(std::path::PathBuf);
+/// With this in the environment, what needs a file system of its own is left out, and says so.
+const LEFT_OUT: &str = "RON_NO_MOUNTS";
+
+/// Set where a test runs in a mount namespace of its own.
+const APART: &str = "RON_APART";
+
+/// Runs a test of this program again where it may mount what nobody else sees and what is gone with it.
+fn run_apart(test: &str) {
+    if std::env::var_os(LEFT_OUT).is_some() {
+        println!("NOT RUN, since {LEFT_OUT} is set: {test}");
+        return;
+    }
+    let probe = tempfile::tempdir().unwrap();
+    let may = |way: &&&[&str]| {
+        let mut mount = Command::new("unshare");
+        mount.args(**way).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(probe.path());
+        mount.output().is_ok_and(|output| output.status.success())
+    };
+    let ways = [&["--user", "--map-root-user", "--mount"][..], &["--mount"]];
+    let Some(way) = ways.iter().find(may) else {
+        panic!(
+            "nothing can be mounted here, neither with unshare(1) in a user namespace nor without: allow that, or set \
+             {LEFT_OUT}=1 to leave {test} out"
+        );
+    };
+    let mut again = Command::new("unshare");
+    again.args(*way).arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    let output = again.env(APART, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A file system of a few megabytes.
+struct Small(tempfile::TempDir);
 
 impl Small {
-    fn mount(dir: &Path) -> Option<Small> {
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(dir).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Small(dir.to_owned())),
-            refused => {
-                println!("not run: no small file system can be mounted here: {refused:?}");
-                None
-            }
-        }
+    fn mount() -> Small {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        let output = mount.args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(dir.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Small(dir)
     }
 }
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 
 /// Case 40: no room. Reads go on, writes are refused by their name, and readiness says so until there is room again.
+#[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_refuses_writes_and_serves_reads() {
-    let place = tempfile::tempdir().unwrap();
-    let Some(_small) = Small::mount(place.path()) else { return };
+    if std::env::var_os(APART).is_none() {
+        return run_apart("abuse::disk::a_full_disk_refuses_writes_and_serves_reads");
+    }
+    let small = Small::mount();
+    let place = &small.0;
     let data = place.path().join("data");
     let file = place.path().join("refd.toml");
     fs::write(&file, "[storage]\nreserve_bytes = 4000000\nsegment_bytes = 1048576\n").unwrap();
@@ -250,4 +287,106 @@ fn a_full_disk_refuses_writes_and_serves_reads() {
     daemon.eventually("/readyz?writes", |answer| answer.starts_with("HTTP/1.1 200"));
     assert_eq!(status(&put(&content(700_000, 1000))), 201);
     daemon.terminate();
+}
+
+/// The objects of a node that are not refused, by their number and their bytes.
+fn usage(node: &Configured) -> (u64, u64) {
+    let answer = node.allowed("GET", "/usage", "", b"");
+    let usage: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    (usage["objects"].as_u64().unwrap(), usage["bytes"].as_u64().unwrap())
+}
+
+/// Case 44: many small objects, bodies of a length that is not announced, and many at once.
+#[test]
+fn a_quota_holds_for_many_small_and_for_unannounced_objects() {
+    let by_count = node("[storage]\nquota_objects = 20\n");
+    let ids: Vec<ContentId> = (0..20_u8).map(|number| by_count.put(&[number])).collect();
+    let refused = by_count.allowed("POST", "/o", "", b"one more");
+    assert_eq!(status(&refused), 507, "{refused}");
+    assert!(refused.contains("\"code\":\"quota\"") && refused.contains("quota_objects"), "{refused}");
+    // What is there is there: saying it again takes no room. Neither do what is read and what is refused.
+    assert_eq!(status(&by_count.allowed("PUT", &format!("/o/{}", ids[3]), "", &[3])) / 100, 2);
+    assert_eq!(status(&by_count.ask("GET", &format!("/o/{}", ids[3]), "", b"")), 200);
+    assert_eq!(usage(&by_count).0, 20);
+    assert_eq!(status(&by_count.allowed("DELETE", &format!("/o/{}", ids[3]), "", b"")) / 100, 2);
+    by_count.put(b"one more");
+    assert_eq!(status(&by_count.allowed("POST", "/o", "", b"and another")), 507);
+    by_count.is_well();
+
+    let by_bytes = node("[storage]\nquota_bytes = 4000000\n");
+    let (admin, bearer) = (by_bytes.daemon.admin, by_bytes.bearer());
+    // Sixteen at once of which two fit, half of them without saying how long they are.
+    #[allow(clippy::disallowed_methods, reason = "threads of a test, joined at the end of the scope")]
+    let told: [u16; 16] = std::thread::scope(|scope| {
+        let put = |number: u64| {
+            let body = content(1_500_000, number);
+            let (length, body) = match number % 2 {
+                0 => (format!("Content-Length: {}\r\n", body.len()), body),
+                _ => {
+                    let size = format!("{:x}\r\n", body.len()).into_bytes();
+                    (
+                        "Transfer-Encoding: chunked\r\n".to_owned(),
+                        [&size[..], &body, b"\r\n0\r\n\r\n"].concat(),
+                    )
+                }
+            };
+            let head =
+                format!("POST /o HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n{bearer}{length}\r\n");
+            status(&exchange(admin, &[head.as_bytes(), &body].concat()))
+        };
+        let puts: [_; 16] = std::array::from_fn(|number| scope.spawn(move || put(number as u64)));
+        puts.map(|put| put.join().unwrap())
+    });
+    let (objects, bytes) = usage(&by_bytes);
+    println!("{told:?}, {objects} objects of {bytes} bytes");
+    let kept = told.iter().filter(|status| **status == 201).count();
+    assert!(
+        (1..=2).contains(&kept) && kept as u64 == objects && bytes <= 4_000_000,
+        "{told:?} {objects} {bytes}"
+    );
+    assert!(told.iter().all(|status| matches!(status, 201 | 507)), "{told:?}");
+    // Down to the last bytes: the small ones count as well.
+    for number in 0.. {
+        assert!(number < 200, "the quota has no end");
+        if status(&by_bytes.allowed("POST", "/o", "", &content(40_000, 100 + number))) == 507 {
+            break;
+        }
+    }
+    assert!(usage(&by_bytes).1 <= 4_000_000, "{:?}", usage(&by_bytes));
+    by_bytes.is_well();
+}
+
+/// Case 46: six processes that begin on one directory at the same time, with nothing in it and with what a node left there.
+/// One of them is the node; the others say that it is.
+#[test]
+fn one_process_of_many_has_the_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    for round in 0..2 {
+        let log = |number: usize| dir.path().join(format!("{round}-{number}"));
+        let mut running: Vec<(usize, Child)> = (0..6)
+            .map(|number| {
+                let mut command = Command::new(REFD);
+                command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]);
+                command.arg(&data).stdout(Stdio::null()).stderr(fs::File::create(log(number)).unwrap());
+                (number, command.spawn().unwrap())
+            })
+            .collect();
+        until("only one is left", || {
+            running.retain_mut(|(number, child)| {
+                let Some(ended) = child.try_wait().unwrap() else { return true };
+                let said = fs::read_to_string(log(*number)).unwrap();
+                assert!(!ended.success() && said.contains("is in use by another node"), "{said}");
+                false
+            });
+            running.len() <= 1
+        });
+        let [(_, mut node)] = <[_; 1]>::try_from(running).expect("one has it");
+        until("it has made what it needs", || data.join("token").exists() && data.join("node.key").exists());
+        // It goes on when the others are gone.
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(node.try_wait().unwrap().is_none());
+        assert!(Command::new("kill").arg(node.id().to_string()).status().unwrap().success());
+        assert!(node.wait().unwrap().success());
+    }
 }

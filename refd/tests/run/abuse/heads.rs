@@ -122,12 +122,12 @@ fn large_heads_are_refused() {
                 (format!("GET / HTTP/1.1\r\nHost: {admin}\r\n{}: b\r\n\r\n", "a".repeat(1 << 20)), 431),
             ] {
                 let answer = exchange(admin, head.as_bytes());
-                // Megabytes that nobody reads may reset the connection before the answer is seen.
-                assert!(answer.is_empty() || status(&answer) == refused, "{refused}: {answer}");
+                assert_eq!(status(&answer), refused, "{answer}");
             }
         }
     });
-    assert!(grown < 16 << 20, "{grown} bytes more");
+    println!("{grown} bytes more at the highest");
+    assert!(grown < 8 << 20, "{grown} bytes more");
     node.is_well();
 }
 
@@ -142,7 +142,8 @@ fn floods_of_http_2_are_one_bad_request() {
         flood.extend([&[0, 0, 4, 3, 0], &stream.to_be_bytes()[..], &[0, 0, 0, 8]].concat());
     }
     let answer = exchange(admin, &flood);
-    assert!(answer.is_empty() || status(&answer) == 400, "{answer}");
+    assert_eq!(status(&answer), 400, "{answer}");
+    assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
     let upgrade = format!(
         "GET /healthz HTTP/1.1\r\nHost: {admin}\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
     );

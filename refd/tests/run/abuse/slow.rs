@@ -55,6 +55,36 @@ fn slow_heads_leave_health_alone_and_are_closed() {
     node.is_well();
 }
 
+/// Case 7: one address with more connections than are for one, none of which says all of its head. It gets no further; others
+/// have the places that are left, and health is for everybody.
+#[cfg(target_os = "linux")]
+#[test]
+fn one_address_cannot_take_all_seats() {
+    let node = node("");
+    let (admin, bearer) = (node.daemon.admin, node.bearer());
+    let ask = |host: u8, path: &str| {
+        let mut stream = connect_from(host, admin).unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n{bearer}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        status(&rest(&mut stream))
+    };
+    assert_eq!(ask(60, "/usage"), 200);
+    let began = ron_core::now();
+    let mut held: Vec<TcpStream> = (0..300).filter_map(|_| connect_from(60, admin)).collect();
+    for stream in &mut held {
+        let _ = stream.write_all(b"GET /usage HTTP/1.1\r\nX: ");
+    }
+    let (greedy, other, health) = (ask(60, "/usage"), ask(61, "/usage"), ask(60, "/healthz"));
+    // A head may take five seconds: until then the places are held.
+    if began.elapsed() < Duration::from_secs(4) {
+        assert_eq!(greedy, 503);
+    }
+    assert_eq!((other, health), (200, 200));
+    drop(held);
+    until("its places are free again", || ask(60, "/usage") == 200);
+    node.is_well();
+}
+
 /// Case 4: an upload that begins like any other and then sends a byte now and then.
 #[test]
 fn a_dribbled_upload_is_cut_and_leaves_no_file() {
@@ -95,7 +125,6 @@ fn readers_that_stop_are_cut_and_cost_no_memory() {
     let whole = content(48 << 20, 1);
     let id = node.put(&whole);
     // What a reader costs that reads.
-    assert!(node.daemon.get(&format!("/stat/{id}")).starts_with("HTTP/1.1 200"));
     let served = super::exchange(
         admin,
         format!("GET /o/{id} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes(),
@@ -111,8 +140,9 @@ fn readers_that_stop_are_cut_and_cost_no_memory() {
         until("they are being served", || node.count("ron_storage_get_streams") == 12);
         until("they are cut", || node.count("ron_storage_get_streams") == 0);
     });
+    println!("{grown} bytes more at the highest");
     assert!(node.count("ron_core_io_timeouts_total{op=\"http_write\"}") >= 12);
-    assert!(grown < 64 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
+    assert!(grown < 16 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
     node.is_well();
 }
 
@@ -143,7 +173,8 @@ fn listeners_that_never_read_cost_no_memory() {
         publish(40);
         std::thread::sleep(Duration::from_secs(3));
     });
-    assert!(grown < 64 << 20, "{grown} bytes more");
+    println!("{grown} bytes more at the highest");
+    assert!(grown < 48 << 20, "{grown} bytes more");
     // One that reads hears what is said.
     let mut listener = connect_from(50, admin).unwrap();
     listener.write_all(format!("GET /events HTTP/1.1\r\nHost: {admin}\r\n\r\n").as_bytes()).unwrap();

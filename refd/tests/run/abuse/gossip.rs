@@ -1,0 +1,210 @@
+//! Neighbours on topics: those who forge, who want to be everywhere, and who do not read what they asked for.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ron_core::{
+    NodeId,
+    net::{
+        Contact, Identity,
+        rpc::{Ask, Method, Peers, Session},
+    },
+};
+use ron_overlay::{
+    Message, TopicId,
+    logic::{
+        gossip::{Pushed, Word},
+        view::ViewMessage,
+        wire::encode,
+    },
+};
+use tokio::io::AsyncWriteExt as _;
+
+use super::{
+    PATIENCE, content, node,
+    peers::{PROTOCOLS, Peer, contact, frame, greeting, soon},
+    status, until,
+};
+use crate::settings::Configured;
+
+/// A peer with a session, on which it says what it likes.
+struct Talker {
+    session: Session,
+    _peers: Peers,
+    peer: Peer,
+}
+
+impl Talker {
+    fn new(node: &Configured) -> Talker {
+        let (to, peer) = (contact(node), Peer::new());
+        let peers = peer.speak(PROTOCOLS[1].0, "no");
+        let session = peer.runtime.block_on(peers.session(to.id, &to.addrs, soon())).unwrap();
+        Talker { session, _peers: peers, peer }
+    }
+
+    fn say(&self, topic: &TopicId, word: &Word) {
+        let (number, body) = encode(topic, word);
+        let said = self.session.notify(Method { number, name: "say" }, &body, soon());
+        let _ = self.peer.runtime.block_on(said);
+    }
+
+    fn me(&self) -> Contact {
+        me(&self.peer)
+    }
+}
+
+fn me(peer: &Peer) -> Contact {
+    Contact { id: peer.endpoint.node_id(), addrs: peer.endpoint.local_addrs().into() }
+}
+
+fn push(message: Message) -> Word {
+    Word::Push(Pushed { tree: NodeId::from_bytes([9; 32]), hops: 1, is_repair: false, message })
+}
+
+/// The sum of all series of a family.
+fn sum(node: &Configured, family: &str) -> u64 {
+    let metrics = node.daemon.get("/metrics");
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
+}
+
+/// Case 32: messages with a signature that is for something else. Nobody hears them, and after four their sender has no session
+/// and gets none. Others go on.
+#[test]
+fn who_forges_messages_is_disconnected() {
+    let node = node("[overlay]\ntopics = [\"news\"]\n");
+    let (news, author) = (TopicId::of("news"), Identity::from_seed(&[204; 32]));
+    let (liar, honest) = (Talker::new(&node), Talker::new(&node));
+    for seq in 1..=4 {
+        let wrong = Message::signed(&TopicId::of("other"), &author, 5, seq, Bytes::from_static(b"lie"));
+        let forged = Message::received(&news, *wrong.author(), 5, seq, Bytes::from_static(b"lie"));
+        liar.say(&news, &push(forged));
+    }
+    until("it is disconnected", || !liar.session.is_open());
+    assert_eq!(node.count("ron_overlay_frame_reject_total{reason=\"signature\"}"), 4);
+    assert_eq!(node.count("ron_overlay_bans_total"), 1);
+    assert_eq!(node.count("ron_overlay_messages_total{what=\"delivered\"}"), 0);
+    // It comes back, and goes.
+    let (peer, to) = (&liar.peer, contact(&node));
+    let banned = || node.count("ron_overlay_frame_reject_total{reason=\"banned\"}");
+    let before = banned();
+    until("it is turned away", || {
+        peer.runtime.block_on(async {
+            if let Ok(mut link) = peer.link(&to, "ron/oap/1").await {
+                let _ = link.stream.write_all(&greeting()).await;
+                let _ = link.stream.flush().await;
+            }
+        });
+        banned() > before
+    });
+    assert!(honest.session.is_open());
+    honest.say(&news, &push(Message::signed(&news, &author, 5, 9, Bytes::from_static(b"true"))));
+    until("who is honest is heard", || node.count("ron_overlay_messages_total{what=\"delivered\"}") == 1);
+    node.is_well();
+}
+
+/// Case 31: a neighbour on every topic that there is, and on ten thousand that there are not.
+#[test]
+fn one_peer_has_so_many_topics_and_no_more() {
+    let names: Vec<String> = (0..70).map(|number| format!("topic {number}")).collect();
+    let node = node(&format!("[overlay]\nengines = 1\ntopics = {names:?}\n"));
+    let greedy = Talker::new(&node);
+    let join = |topic: &TopicId| greedy.say(topic, &Word::View(ViewMessage::Join { me: greedy.me() }));
+    names.iter().for_each(|name| join(&TopicId::of(name)));
+    let refused = |why: &str| node.count(&format!("ron_overlay_frame_reject_total{{reason=\"{why}\"}}"));
+    until("all were looked at", || refused("topics_max") + node.count("ron_overlay_neighbours") >= 70);
+    assert_eq!((node.count("ron_overlay_neighbours"), refused("topics_max")), (64, 6));
+    assert_eq!(node.count("ron_overlay_offences_total{kind=\"greedy\"}"), 6);
+    let grown = node.growth(|| {
+        (0..10_000).for_each(|number| join(&TopicId::of(&format!("unknown {number}"))));
+        until("all were looked at", || {
+            // What comes faster than it is looked at is refused as well.
+            let shed = node.count("ron_overlay_shed_words_total{side=\"refused\"}");
+            refused("unknown_topic") + shed >= 10_000
+        });
+    });
+    println!("{grown} bytes more for {} unknown topics", refused("unknown_topic"));
+    assert!(grown < 16 << 20, "{grown} bytes more");
+    let topics = node.daemon.get("/overlay/topics");
+    assert_eq!(topics.matches("\"name\":").count(), 70, "{topics}");
+    node.is_well();
+}
+
+/// Case 35: a neighbour that asks for what is said on a topic and then reads nothing of it. Who publishes is not held up, what
+/// waits for it is bounded, and it is disconnected.
+#[test]
+fn a_neighbour_that_does_not_read_is_disconnected() {
+    let node = node("[overlay]\ntopics = [\"news\"]\n");
+    let (to, peer, news) = (contact(&node), Peer::new(), TopicId::of("news"));
+    let (method, body) = encode(&news, &Word::View(ViewMessage::Join { me: me(&peer) }));
+    let join = Ask { method, budget_ms: 0, credit: 0 }.encode(&body);
+    let link = peer.runtime.block_on(async {
+        let mut link = peer.link(&to, "ron/oap/1").await.unwrap();
+        link.stream.write_all(&greeting()).await.unwrap();
+        link.stream.write_all(&frame(4, 2, 0, &join)).await.unwrap();
+        link.stream.flush().await.unwrap();
+        link
+    });
+    until("it is a neighbour", || node.count("ron_overlay_neighbours") == 1);
+    let message = content(1 << 20, 1);
+    let began = ron_core::now();
+    let grown = node.growth(|| {
+        for _ in 0..100 {
+            let said = node.allowed("POST", "/gossip/news", "", &message);
+            assert!(matches!(status(&said), 200 | 429 | 503), "{said}");
+            if node.count("ron_overlay_neighbours") == 0 {
+                break;
+            }
+        }
+        until("it is disconnected", || sum(&node, "ron_overlay_session_close_total") == 1);
+    });
+    println!("{grown} bytes more, after {:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    assert!(sum(&node, "ron_overlay_io_timeouts_total") >= 1);
+    assert!(grown < 96 << 20, "{grown} bytes more");
+    // Nothing is kept for it, and others are served.
+    until("nothing waits", || node.count("ron_overlay_queue_depth{queue=\"egress\"}") == 0);
+    assert_eq!(status(&node.allowed("POST", "/gossip/news", "", b"go on")), 200);
+    drop(link);
+    node.is_well();
+}
+
+/// Cases 30 and 34: one message again and again, faster than anybody may speak. It is delivered once, its sender loses its place,
+/// and what somebody else says meanwhile is heard.
+#[test]
+fn a_flood_of_one_message_is_one_delivery_and_silences_nobody() {
+    const SAID: u64 = 20;
+    let node = node("[overlay]\nengines = 1\nmax_rps = 200\ntopics = [\"news\"]\n");
+    let (news, author) = (TopicId::of("news"), Identity::from_seed(&[205; 32]));
+    let (liar, honest) = (Talker::new(&node), Talker::new(&node));
+    let delivered = || node.count("ron_overlay_messages_total{what=\"delivered\"}");
+    let again = push(Message::signed(&news, &author, 5, 1, content(1000, 1).into()));
+    let grown = node.growth(|| {
+        #[allow(clippy::disallowed_methods, reason = "threads of a test, joined at the end of the scope")]
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let began = ron_core::now();
+                while liar.session.is_open() {
+                    assert!(began.elapsed() < PATIENCE, "it may go on for ever");
+                    liar.say(&news, &again);
+                }
+            });
+            let speaker = Identity::from_seed(&[206; 32]);
+            for seq in 1..=SAID {
+                honest.say(
+                    &news,
+                    &push(Message::signed(&news, &speaker, 5, seq, content(1000, 1 + seq).into())),
+                );
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        until("all that was said once is heard", || delivered() > SAID);
+    });
+    println!("{grown} bytes more");
+    assert_eq!(delivered(), SAID + 1);
+    assert!(honest.session.is_open());
+    assert_eq!(node.count("ron_overlay_bans_total"), 1);
+    assert!(node.count("ron_overlay_frame_reject_total{reason=\"rate\"}") >= 20);
+    assert!(grown < 16 << 20, "{grown} bytes more");
+    node.is_well();
+}
