@@ -309,7 +309,7 @@ async fn live(node: SimNode, number: u8, nodes: u8, lies: Lies, checkers: Checke
         checkers.hosts.insert(host.clone());
         let Checkers { provided, news, kept, shared, verdict, .. } = checkers.clone();
         if number == nodes + CLIENTS {
-            return lies.live(node.clone(), nodes, host, shared, verdict).await;
+            return lies.live(node.clone(), nodes, host, checkers.hosts.clone(), shared, verdict).await;
         }
         if number >= nodes {
             return news.live(number, host.overlay.clone(), node.unix_clock()).await;
