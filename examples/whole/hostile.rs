@@ -136,7 +136,7 @@ impl Lies {
         };
         let mut remembered = Vec::new();
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_millis(400)).await;
             hear(&mut news, &mut remembered).await;
             if !self.are_told() {
                 // A neighbour that says nothing would be a lie as well.

@@ -267,6 +267,7 @@ async fn power_cut(
     sim.run_for(Duration::from_secs(60)).await;
     checkers.shared.read_all(rng).await;
     checkers.names.compare_all().await;
+    checkers.names.show_fork().await;
     for number in (0..nodes + CLIENTS + 1).rev() {
         stop_last(sim, checkers, troubles, number).await;
     }

@@ -7,15 +7,16 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{ContentId, Deadline, now};
+use ron_core::{ContentId, Deadline, Supervisor, now};
 use ron_index::Key;
 use ron_registry::{
-    Action, Approval, Content, Head, Outcome, Proposal, ProposalId, Receipt, Refused, Registry, RegistryError,
+    Action, Approval, Content, EvidenceKind, Head, Outcome, Proposal, ProposalId, Receipt, Refused, Registry,
+    RegistryError,
 };
 use ron_storage::claims::Standing;
 
 use crate::{
-    node::{BUDGET, Host, Hosts, OWNER, Role, identity, policy, signer},
+    node::{BUDGET, Host, Hosts, OWNER, Role, fork, identity, policy, signer},
     provided::Provided,
     verdict::Verdict,
 };
@@ -423,5 +424,31 @@ impl Names {
         for host in self.hosts.all() {
             self.compare_follower(&log, &host).await;
         }
+    }
+
+    /// At the very end the log shows everybody another face, signed with its key. Nobody follows it, and everybody has both.
+    pub(crate) async fn show_fork(&self) {
+        let Some(owner) = self.hosts.get(OWNER) else { return };
+        let mut followers = self.hosts.all();
+        followers.retain(|host| host.registry.follows() && host.registry.head().version > 0);
+        let before: Vec<Head> = followers.iter().map(|host| host.registry.head()).collect();
+        let supervisor = Supervisor::builder("fork").inline_blocking(true).seed(1).start();
+        match fork(&supervisor, owner.registry.head().version + 3).await {
+            Ok(fork) => owner.links.serve(&fork, None),
+            Err(error) => return self.verdict.broken(format!("there is no other face: {error}")),
+        }
+        // Who waits for news of the log asks again within half a minute.
+        tokio::time::sleep(Duration::from_secs(90)).await;
+        for (host, before) in followers.iter().zip(before) {
+            let (evidence, head) = (host.registry.evidence(), host.registry.head());
+            self.verdict.count("fork shown");
+            self.verdict.promised(head == before, || format!("{} followed a fork to {head}", host.number));
+            let has_both = evidence.iter().any(|found| found.kind == EvidenceKind::Fork);
+            self.verdict.promised(has_both, || {
+                format!("{} was shown a fork, and its evidence is {evidence:?}", host.number)
+            });
+        }
+        owner.links.serve(&owner.registry, None);
+        supervisor.shutdown().await;
     }
 }

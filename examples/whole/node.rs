@@ -37,9 +37,9 @@ use ron_index::{
 };
 use ron_overlay::{Overlay, PeerSource, TopicId};
 use ron_registry::{
-    KeyKind, LogTrust, Note, NoteSigner, Policy, Registry, RegistryError, Signer,
+    Content, KeyKind, LogTrust, Note, NoteSigner, Policy, Registry, RegistryError, Signer,
     net::Links,
-    store::{JournalStore, JournalStoreSettings},
+    store::{JournalStore, JournalStoreSettings, MemoryStore},
     verify_consistency,
 };
 use ron_storage::{
@@ -154,7 +154,7 @@ pub(crate) struct Host {
     /// Only servers keep objects together.
     pub(crate) keeping: Option<Keeping>,
     pub(crate) members: Option<Members>,
-    _links: Links,
+    pub(crate) links: Links,
     _blobs: peers::Links,
 }
 
@@ -445,7 +445,7 @@ pub(crate) async fn start(
         finder,
         keeping,
         members,
-        _links: links,
+        links,
         _blobs: blobs,
     })
 }
@@ -485,6 +485,22 @@ async fn registry(
         founded.map_err(|error| format!("founding: {error}"))?;
     }
     Ok(registry)
+}
+
+/// Another log under the same name and key, so many entries longer: what its owner must never show to anybody.
+pub(crate) async fn fork(supervisor: &Supervisor, entries: u64) -> Result<Registry, RegistryError> {
+    let soon = || Deadline::after(Duration::from_secs(5));
+    let builder = Registry::builder(ORIGIN, log_key()).clock(|| 1_900_000_000_000);
+    let fork = builder.start(Arc::new(MemoryStore::new()), supervisor).await?;
+    fork.found(policy(0), soon()).await?;
+    for entry in 0..entries {
+        let (name, content) = (format!("names/{entry}"), ContentId::of(&entry.to_be_bytes()));
+        let name = name.parse().expect("letters and digits");
+        let proposal = fork.draft_bind(name, Content::Artifact(content), Duration::from_secs(60))?;
+        let approvals = [0, 2].map(|number| proposal.approve(&signer(0, number), proposal.expires()));
+        fork.submit(proposal, approvals.into(), soon()).await?;
+    }
+    Ok(fork)
 }
 
 /// Whether the log goes on from the last head that was remembered, as `refd` asks at each start.
