@@ -1,7 +1,15 @@
-//! A node that lies: a byte of what it sends is wrong now and then, in objects, records, messages and frames alike; it says
-//! that it has objects which it then gives wrongly; and it says things on other machines' ports that are no protocol.
+//! A machine that lies, in two ways.
+//!
+//! The liar is a node like others, in the DHT and on the topic, and a bit of what it sends is wrong now and then, in records,
+//! messages, entries and frames alike.
+//!
+//! The mask has no honest part at all. It speaks the protocols itself: says that it provides objects and then gives others, says
+//! that it has whatever it is asked for, forges records of other nodes, wants to be let into the company with proofs that were
+//! shown to it, offers objects and claims, forges and repeats messages on the topic, and talks junk. Nobody ever lets it in or
+//! takes a word of it for true: that is looked at after each lie. A lie counts if its victim has answered, else as unheard.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -13,15 +21,38 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ron_core::{
-    Deadline, NodeId,
-    net::{BoxFuture, Incoming, Link, Listener, NetError, Stream, Transport},
+    ContentId, Deadline, LaneSpec, NodeId,
+    net::{
+        BoxFuture, Contact, Endpoint, Identity, Incoming, Link, Listener, NetError, Signature, Stream,
+        Transport,
+        rpc::{Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
+    },
     sim::{SimNode, SimTransport},
+};
+use ron_dht::{
+    Key, ProviderRecord,
+    network::{Answer, Outcome, Request as Question},
+};
+use ron_overlay::{
+    Author, Delivery, Message, Subscription, TopicId,
+    logic::{
+        gossip::{Pushed, Word},
+        view::ViewMessage,
+        wire::encode,
+    },
+};
+use ron_storage::logic::{
+    members::Card,
+    wire::{self, Held, Holding, Offer, Taking, method},
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    node::{Host, PORT, identity, ip},
+    node::{Host, Hosts, NEWS, PORT, contact, identity, ip, secret},
+    options::CLIENTS,
+    provided,
     shared::Shared,
     verdict::Verdict,
 };
@@ -29,14 +60,36 @@ use crate::{
 /// One write in so many is wrong.
 const LIES: u8 = 6;
 
-/// Protocols that junk is said in.
-const PROTOCOLS: [&str; 4] = ["ron/blob/1", "ron/dht/1", "ron/overlay/1", "ron/reg/1"];
+/// Where the mask listens.
+const MASK_PORT: u16 = PORT + 1;
+
+/// What it says in the name of others.
+const FORGED: &[u8] = b"forged";
+
+/// Messages of others that it remembers, to say them again.
+const REMEMBERED: usize = 20;
+
+const LINKS: LaneSpec = LaneSpec::new("examples", "mask_links", 64).why("those who are told lies");
+
+/// The protocols, with the names that their crates export. Those of the others are in `docs/formats.md`; with a wrong name or number
+/// every lie would count as unheard.
+const DHT: Protocol = Protocol { alpn: ron_dht::network::ALPN, proto: 1, links: LINKS };
+const OVERLAY: Protocol = Protocol { alpn: ron_overlay::ALPN, proto: 2, links: LINKS };
+const BLOBS: Protocol = Protocol { alpn: "ron/blob/1", proto: 3, links: LINKS };
+const LOG: &str = "ron/reg/1";
+const COMPANY: Protocol = Protocol { alpn: "ron/keep/1", proto: 5, links: LINKS };
+
+const MEET: Method = Method { number: 1, name: "meet" };
 
 /// Whether it lies, and out of which chances. Cloning shares it.
 #[derive(Debug, Clone)]
 pub(crate) struct Lies {
     are_told: Arc<AtomicBool>,
     rng: Arc<Mutex<fastrand::Rng>>,
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(2))
 }
 
 impl Lies {
@@ -56,35 +109,283 @@ impl Lies {
         draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn junk(&self, len_max: usize) -> Vec<u8> {
+        self.draw(|rng| {
+            let mut junk = vec![0; rng.usize(1..=len_max)];
+            rng.fill(&mut junk);
+            junk
+        })
+    }
+
     /// The liar's part besides what every node does.
-    pub(crate) async fn live(self, node: SimNode, nodes: u8, host: Host, shared: Shared, verdict: Verdict) {
+    pub(crate) async fn live(
+        self,
+        node: SimNode,
+        nodes: u8,
+        host: Host,
+        hosts: Hosts,
+        shared: Shared,
+        verdict: Verdict,
+    ) {
+        let minute = Deadline::after(Duration::from_secs(60));
+        let Ok(topic) = host.overlay.topic(NEWS).join([], minute).await else { return };
+        let Ok(mut news) = topic.subscribe(minute).await else { return };
+        let mask = match Mask::start(self.clone(), node, nodes, &host, hosts, verdict.clone()) {
+            Ok(mask) => mask,
+            Err(error) => return verdict.broken(format!("the mask does not start: {error}")),
+        };
+        let mut remembered = Vec::new();
         loop {
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            hear(&mut news, &mut remembered).await;
             if !self.are_told() {
+                // A neighbour that says nothing would be a lie as well.
+                mask.overlay.sessions().iter().for_each(ron_core::net::rpc::Session::close);
                 continue;
             }
-            verdict.count("lied");
-            // It has something, and says so; what it sends of it is another matter.
-            let wanted = self.draw(|rng| shared.pick(rng));
-            if let Some((id, content)) = wanted.and_then(|id| Some((id, shared.content_of(&id)?))) {
-                let deadline = || Deadline::after(Duration::from_secs(5));
-                let _ = host.store.put_bytes(content, deadline()).await;
-                let _ = host.dht.provide(id, deadline()).await;
+            let (kind, victim) = self.draw(|rng| (rng.u8(..7), rng.u8(..nodes)));
+            match kind {
+                0 => mask.talk_junk(victim).await,
+                1 => {
+                    let id = self.draw(|rng| shared.pick(rng)).unwrap_or(secret().rendezvous());
+                    mask.provide(id).await;
+                }
+                2 => mask.provide(secret().rendezvous()).await,
+                3 => mask.forge_record(victim).await,
+                4 => mask.intrude(victim).await,
+                5 => mask.offer(victim, self.draw(|rng| shared.pick(rng))).await,
+                _ => mask.gossip(victim, &remembered).await,
             }
-            self.talk_junk(&node, nodes).await;
+            mask.check_outside();
+        }
+    }
+}
+
+/// Takes in what was said on the topic.
+async fn hear(news: &mut Subscription, remembered: &mut Vec<Message>) {
+    while let Ok(Some(said)) = tokio::time::timeout(Duration::from_millis(1), news.recv()).await {
+        if let Delivery::Message { message, .. } = said {
+            remembered.push(message);
+        }
+    }
+    let surplus = remembered.len().saturating_sub(REMEMBERED);
+    remembered.drain(..surplus);
+}
+
+/// A peer that is nothing but lies.
+struct Mask {
+    lies: Lies,
+    identity: Identity,
+    addr: SocketAddr,
+    node: SimNode,
+    nodes: u8,
+    hosts: Hosts,
+    verdict: Verdict,
+    dht: Peers,
+    overlay: Peers,
+    blobs: Peers,
+    company: Peers,
+    /// Proofs that were shown to it, by whom.
+    shown: Arc<Mutex<BTreeMap<NodeId, Bytes>>>,
+    _endpoint: Endpoint,
+}
+
+impl Mask {
+    fn start(
+        lies: Lies,
+        node: SimNode,
+        nodes: u8,
+        liar: &Host,
+        hosts: Hosts,
+        verdict: Verdict,
+    ) -> Result<Self, NetError> {
+        let identity = identity(nodes + CLIENTS + 1);
+        let addr = SocketAddr::new(node.ip, MASK_PORT);
+        let transport = Arc::new(SimTransport::new(&node.net, node.ip, &identity));
+        let host = &liar.supervisor;
+        let endpoint = Endpoint::builder(identity.clone()).transport(transport).listen(addr).start(host)?;
+        let shown = Arc::default();
+        let giving = Giving { lies: lies.clone(), verdict: verdict.clone() };
+        let letting =
+            Meeting { lies: lies.clone(), verdict: verdict.clone(), addr, shown: Arc::clone(&shown) };
+        let start = |protocol, service: Arc<dyn Service>| {
+            Peers::start(&endpoint, protocol, service, PeersSettings::default(), host)
+        };
+        Ok(Mask {
+            dht: start(DHT, Arc::new(()))?,
+            overlay: start(OVERLAY, Arc::new(()))?,
+            blobs: start(BLOBS, Arc::new(giving))?,
+            company: start(COMPANY, Arc::new(letting))?,
+            lies,
+            identity,
+            addr,
+            node,
+            nodes,
+            hosts,
+            verdict,
+            shown,
+            _endpoint: endpoint,
+        })
+    }
+
+    /// Counts a lie, by what its victim said to it.
+    fn told<T>(&self, what: &str, answer: &Result<T, RpcError>) {
+        let is_heard = matches!(answer, Ok(_) | Err(RpcError::Refused { .. }));
+        self.verdict.count(&format!("lie{}: {what}", if is_heard { "" } else { " unheard" }));
+    }
+
+    /// Nobody has let it in, nor the liar.
+    fn check_outside(&self) {
+        let strangers = [self.identity.node_id(), identity(self.nodes + CLIENTS).node_id()];
+        for host in self.hosts.all() {
+            let (members, keeping) = (host.members.as_ref(), host.keeping.as_ref());
+            let has_let_in = |id: &NodeId| {
+                members.is_some_and(|members| members.contains(id))
+                    || keeping.is_some_and(|keeping| keeping.is_member(id))
+            };
+            self.verdict.promised(!strangers.iter().any(has_let_in), || {
+                format!("{} keeps objects with one who does not know the secret", host.number)
+            });
         }
     }
 
-    async fn talk_junk(&self, node: &SimNode, nodes: u8) {
-        let (victim, kind, alpn, len) = self.draw(|rng| {
-            (rng.u8(..nodes), rng.u8(..4), PROTOCOLS[rng.usize(..PROTOCOLS.len())], rng.usize(1..3000))
-        });
-        let connect = node.net.connect(node.ip, SocketAddr::new(ip(victim), PORT));
+    fn record(&self, key: Key) -> ProviderRecord {
+        let issued = self.node.unix_clock()().as_secs();
+        let life = Duration::from_secs(3600);
+        ProviderRecord::sign(&self.identity, key, &[self.addr], issued, issued, life)
+    }
+
+    async fn tell_dht(&self, victim: u8, records: Vec<Bytes>) -> Result<Vec<Outcome>, RpcError> {
+        let Contact { id, addrs } = contact(victim);
+        let (number, body) = Question::Provide { records }.encode();
+        let answer = self.dht.call(id, &addrs, Method { number, name: "provide" }, body, soon()).await?;
+        match Answer::decode(number, &answer) {
+            Ok(Answer::Provided { results }) => Ok(results),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Says to have something. Anybody may say that; what it gives then is another matter.
+    async fn provide(&self, id: ContentId) {
+        for _ in 0..4 {
+            let victim = self.lies.draw(|rng| rng.u8(..self.nodes));
+            let told = self.tell_dht(victim, vec![self.record(id.into()).encoded().clone()]).await;
+            self.told("provides what it has not", &told);
+        }
+    }
+
+    /// Says that another node is somewhere else, has what it has not, or takes back what it said.
+    async fn forge_record(&self, victim: u8) {
+        let other = self.lies.draw(|rng| rng.u8(..self.nodes));
+        let key = Key::from(provided::content(other));
+        let issued = self.node.unix_clock()().as_secs();
+        let taken_back = ProviderRecord::withdraw(&self.identity, key, issued, issued);
+        let (mine, theirs) = (self.identity.public_key(), identity(other).public_key());
+        let mut records = Vec::new();
+        for record in [self.record(key), taken_back] {
+            let honest = record.encoded().to_vec();
+            let at = honest.windows(32).position(|bytes| bytes == mine.as_bytes());
+            let Some(at) = at else { return self.verdict.broken("a record without its key") };
+            let mut forged = honest.clone();
+            forged[at..at + 32].copy_from_slice(theirs.as_bytes());
+            let mut spoiled = honest.clone();
+            let (at, bit) = self.lies.draw(|rng| (rng.usize(..spoiled.len()), rng.u8(..8)));
+            spoiled[at] ^= 1 << bit;
+            let cut = self.lies.draw(|rng| rng.usize(..honest.len()));
+            records.extend([forged, spoiled, honest[..cut].to_vec()].map(Bytes::from));
+        }
+        let told = self.tell_dht(victim, records).await;
+        self.told("forged records", &told);
+        let kept = told.is_ok_and(|results| results.contains(&Outcome::Kept));
+        self.verdict.promised(!kept, || format!("{victim} keeps a record that nobody signed"));
+    }
+
+    /// Wants to be let in: without a proof, with a wrong one, or with one that another node has shown.
+    async fn intrude(&self, victim: u8) {
+        let Contact { id, addrs } = contact(victim);
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (kind, at) = self.lies.draw(|rng| (rng.u8(..4), rng.usize(..shown.len().max(1))));
+        let (what, proof) = match (kind, shown.values().nth(at)) {
+            (0, _) => ("intrudes without a proof", Bytes::new()),
+            (1.., Some(proof)) => ("intrudes with another's proof", proof.clone()),
+            _ => ("intrudes with junk", Bytes::from(self.lies.junk(64))),
+        };
+        let card = Card { weight: 1_000_000, addrs: vec![self.addr], ..Card::default() };
+        let let_in = self.company.call(id, &addrs, MEET.cap(proof), card.encode(), soon()).await;
+        self.told(what, &let_in);
+        self.verdict.promised(let_in.is_err(), || format!("{victim} lets in one that {what}"));
+    }
+
+    /// Wants an object taken in, or a claim believed.
+    async fn offer(&self, victim: u8, id: Option<ContentId>) {
+        let Contact { id: node, addrs } = contact(victim);
+        let id = id.unwrap_or(ContentId::of(FORGED));
+        let offer = Offer { id, len: 1000, claim: Bytes::from(self.lies.junk(200)) };
+        let push = Method { number: method::PUSH, name: "push" };
+        let pushed = self.blobs.call(node, &addrs, push.cap("a guess"), offer.encode(), soon()).await;
+        self.told("offers objects", &pushed);
+        self.verdict.promised(pushed.is_err(), || format!("{victim} takes objects from a stranger"));
+        let claims = Method { number: method::CLAIMS, name: "claims" };
+        let claimed = self.blobs.call(node, &addrs, claims, self.lies.junk(500), soon()).await;
+        self.told("claims objects", &claimed);
+        self.verdict.promised(claimed.is_err(), || format!("{victim} hears claims of a stranger"));
+    }
+
+    /// Becomes a neighbour on the topic, and says there what others did not say, or what they have said before.
+    async fn gossip(&self, victim: u8, remembered: &[Message]) {
+        let Some(host) = self.hosts.get(victim) else { return };
+        let Ok(topic) = host.overlay.topic(NEWS).join([], soon()).await else { return };
+        let Ok(mut news) = topic.subscribe(soon()).await else { return };
+        let Contact { id, addrs } = contact(victim);
+        let session = match self.overlay.session(id, &addrs, soon()).await {
+            Ok(session) => session,
+            Err(error) => return self.told("gossip", &Err::<(), _>(error)),
+        };
+        let about = TopicId::of(NEWS);
+        let me = Contact { id: self.identity.node_id(), addrs: Arc::from([self.addr]) };
+        let mut words = vec![encode(&about, &Word::View(ViewMessage::Ask { me, is_urgent: true }))];
+        let push = |message: Message, is_repair: bool| {
+            let tree = message.serial().publisher;
+            encode(&about, &Word::Push(Pushed { tree, hops: 1, is_repair, message }))
+        };
+        for message in remembered {
+            let (is_repair, ahead) = self.lies.draw(|rng| (rng.bool(), rng.u64(..3)));
+            let serial = message.serial();
+            let (since, seq, payload) = (serial.since, serial.seq + ahead, Bytes::from_static(FORGED));
+            let author = match *message.author() {
+                // Of another message, or of nothing.
+                Author::Signed(key, signature) if is_repair => Author::Signed(key, signature),
+                Author::Signed(key, _) => Author::Signed(key, Signature::from_bytes([7; 64])),
+                claimed @ Author::Claimed(_) => claimed,
+            };
+            words.push(push(message.clone(), is_repair));
+            words.push(push(Message::received(&about, author, since, seq, payload.clone()), is_repair));
+            let claimed = Author::Claimed(serial.publisher);
+            words.push(push(Message::received(&about, claimed, since, seq, payload), is_repair));
+        }
+        words.push((self.lies.draw(|rng| rng.u16(..20)), self.lies.junk(300).into()));
+        for (number, word) in words {
+            let said = session.notify(Method { number, name: "word" }, &word, soon()).await;
+            self.told("forged, repeated and junk messages", &said);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        while let Ok(Some(said)) = tokio::time::timeout(Duration::from_millis(500), news.recv()).await {
+            let is_forged =
+                matches!(&said, Delivery::Message { message, .. } if *message.payload() == FORGED);
+            self.verdict.promised(!is_forged, || format!("{victim} believes what nobody said: {said:?}"));
+        }
+    }
+
+    /// Says what is no protocol, or the beginning of one.
+    async fn talk_junk(&self, victim: u8) {
+        let protocols = [DHT.alpn, OVERLAY.alpn, BLOBS.alpn, COMPANY.alpn, LOG];
+        let (kind, alpn) = self.lies.draw(|rng| (rng.u8(..4), protocols[rng.usize(..protocols.len())]));
+        let connect = self.node.net.connect(self.node.ip, SocketAddr::new(ip(victim), PORT));
         let Ok(Ok(mut stream)) = tokio::time::timeout(Duration::from_secs(3), connect).await else { return };
         let mut words = Vec::new();
         if kind > 0 {
             // A greeting as it should be, with whatever comes behind.
-            words.extend_from_slice(identity(nodes + crate::options::CLIENTS).public_key().as_bytes());
+            words.extend_from_slice(self.identity.public_key().as_bytes());
             words.push(u8::try_from(alpn.len()).unwrap_or(0));
             words.extend_from_slice(alpn.as_bytes());
         }
@@ -93,14 +394,75 @@ impl Lies {
             1 => words.extend_from_slice(&[0xff; 16]),
             // Nothing more, ever.
             2 => {}
-            _ => {
-                let mut junk = vec![0; len];
-                self.draw(|rng| rng.fill(&mut junk));
-                words.extend_from_slice(&junk);
-            }
+            _ => words.extend(self.lies.junk(3000)),
         }
         let _ = tokio::time::timeout(Duration::from_secs(3), stream.write_all(&words)).await;
+        self.verdict.count(&format!("lie: junk in {alpn}"));
         tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Has whatever it is asked for, and gives something else.
+struct Giving {
+    lies: Lies,
+    verdict: Verdict,
+}
+
+impl Service for Giving {
+    fn call(&self, request: Request) -> Handling {
+        let answer = match request.method() {
+            method::HAVE => {
+                self.verdict.count("lie: has everything");
+                let asked = wire::read_have(request.body()).map_or(0, |ids| ids.len());
+                let held = vec![Held::Complete(self.lies.draw(|rng| rng.u64(1..200_000))); asked];
+                Holding { is_durable: true, held }.encode()
+            }
+            method::GET => {
+                self.verdict.count("lie: wrong bytes");
+                self.lies.junk(100_000).into()
+            }
+            method::PUSH => {
+                self.verdict.count("lie: has taken what it has not");
+                Taking::Stored { is_durable: true, existed: false }.encode()
+            }
+            _ => {
+                self.verdict.count("lie: false inventory");
+                self.lies.junk(2000).into()
+            }
+        };
+        Handling::Done(Ok(answer))
+    }
+}
+
+/// Shows everybody its own proof, and names others that there are not.
+struct Meeting {
+    lies: Lies,
+    verdict: Verdict,
+    addr: SocketAddr,
+    shown: Arc<Mutex<BTreeMap<NodeId, Bytes>>>,
+}
+
+impl Service for Meeting {
+    fn call(&self, request: Request) -> Handling {
+        if request.method() != MEET.number {
+            return Handling::Done(Err(Fault::no_such_method()));
+        }
+        self.verdict.count("lie: shows a proof that it was shown");
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.insert(request.peer(), request.cap().clone());
+        drop(shown);
+        let stranger = || Contact {
+            id: Identity::from_seed(&self.lies.draw(|rng| [rng.u8(..); 32])).node_id(),
+            addrs: Arc::from([self.addr]),
+        };
+        let card = Card {
+            weight: 1_000_000,
+            addrs: vec![self.addr],
+            others: (0..5).map(|_| stranger()).collect(),
+            proof: request.cap().to_vec(),
+            ..Card::default()
+        };
+        Handling::Done(Ok(card.encode()))
     }
 }
 

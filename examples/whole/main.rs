@@ -267,6 +267,7 @@ async fn power_cut(
     sim.run_for(Duration::from_secs(60)).await;
     checkers.shared.read_all(rng).await;
     checkers.names.compare_all().await;
+    checkers.names.show_fork().await;
     for number in (0..nodes + CLIENTS + 1).rev() {
         stop_last(sim, checkers, troubles, number).await;
     }
@@ -309,7 +310,7 @@ async fn live(node: SimNode, number: u8, nodes: u8, lies: Lies, checkers: Checke
         checkers.hosts.insert(host.clone());
         let Checkers { provided, news, kept, shared, verdict, .. } = checkers.clone();
         if number == nodes + CLIENTS {
-            return lies.live(node.clone(), nodes, host, shared, verdict).await;
+            return lies.live(node.clone(), nodes, host, checkers.hosts.clone(), shared, verdict).await;
         }
         if number >= nodes {
             return news.live(number, host.overlay.clone(), node.unix_clock()).await;

@@ -1,5 +1,16 @@
-//! A whole node, put together as `refd` puts one together: store, endpoint, DHT, overlay, log, index, and keeping with the
-//! other nodes; on a simulated machine.
+//! A whole node, put together as `refd` puts one together, of the same parts in the same order: store, endpoint, DHT, overlay
+//! and its topics, log, blobs, company, index; on a simulated machine.
+//!
+//! # What is different from `refd`
+//!
+//! - Nothing is served over HTTP, and no settings are read again: checkers call the handles that the routes call.
+//! - Settings are smaller or quicker where a run of minutes would else see nothing of them: segments, queues, how often nodes
+//!   compare what they keep; the log is verified less often, since that is most of what a run takes.
+//! - Objects have owners of their own. With `refd` all that a company keeps is owned by its secret.
+//! - `registry.seen` is written at each start and not at a stop too: a simulated machine stops without a last word. For the
+//!   same reason nobody waits before a stop until others have noticed that the node is not ready.
+//! - Clients, of which `refd` has no such mode, answer nobody in the DHT and are in no company.
+//! - The bearer token is one that nobody knows: whoever writes without being a member is refused.
 
 use std::{
     collections::BTreeMap,
@@ -11,29 +22,34 @@ use std::{
 };
 
 use ron_core::{
-    ContentId, Deadline, NodeId, Snapshot, Supervisor,
-    disk::Disk,
+    ContentId, Deadline, NodeId, Restart, Snapshot, Stop, Supervisor, TaskSpec,
+    auth::{Action, Authorizer, Credentials, Denied, Grant},
+    disk::{self, Access, Disk, DiskError},
     journal::Salts,
     net::{BoxFuture, Contact, Endpoint, Identity, Transport},
+    now,
     sim::{SimNode, SimTransport},
 };
 use ron_dht::{Dht, Key};
 use ron_index::{
     Index,
-    source::{DhtNames, DhtProviders, StoreManifests, StoreProviders},
+    source::{DhtNames, DhtProviders, KeepingProviders, StoreManifests, StoreProviders},
 };
 use ron_overlay::{Overlay, PeerSource, TopicId};
 use ron_registry::{
-    KeyKind, LogTrust, NoteSigner, Policy, Registry, Signer,
+    Content, KeyKind, LogTrust, Note, NoteSigner, Policy, Registry, RegistryError, Signer,
     net::Links,
-    store::{JournalStore, JournalStoreSettings},
+    store::{JournalStore, JournalStoreSettings, MemoryStore},
+    verify_consistency,
 };
 use ron_storage::{
-    Settings, Store,
+    Settings, StorageError, Store, Stored,
     fetch::{Fetcher, Finder},
+    members::{Admission, Candidates, Members, Secret},
     peers::{self, Peer, Rules},
-    repair::{Keeping, KeepingSettings, Member},
+    repair::{Keeping, KeepingSettings},
 };
+use tokio::time::Instant;
 
 use crate::options::CLIENTS;
 
@@ -43,7 +59,20 @@ pub(crate) const PORT: u16 = 4710;
 pub(crate) const OWNER: u8 = 2;
 
 const ORIGIN: &str = "example.com/whole";
-const LOG_KEY: [u8; 32] = [7; 32];
+
+/// The topic that everybody is on.
+pub(crate) const NEWS: &str = "news";
+
+/// The file with the last head of the log that its owner has seen.
+const SEEN: &str = "registry.seen";
+
+/// How often the DHT is asked for others of the company, and how many of them are enough.
+const SEARCH_EVERY: Duration = Duration::from_secs(60);
+const ENOUGH: NonZeroUsize = NonZeroUsize::new(32).expect("not zero");
+
+const ANNOUNCER: TaskSpec = TaskSpec::new("examples", "announcer")
+    .restart(Restart::PATIENT)
+    .what("tells the DHT once which topic this node is on; from then on the republisher does");
 
 /// What an answer of the index may take; a way between two nodes is up to 200 ms here, and one message in a hundred is lost.
 pub(crate) const BUDGET: Duration = Duration::from_secs(4);
@@ -62,8 +91,22 @@ pub(crate) fn ip(number: u8) -> IpAddr {
     IpAddr::from([198, 18, 4, number])
 }
 
+/// What a key is made from, by what it is for: no two are the same.
+fn key_seed(purpose: &str, number: u64) -> [u8; 32] {
+    *ContentId::of(format!("examples/whole: {purpose} {number}").as_bytes()).as_bytes()
+}
+
 pub(crate) fn identity(number: u8) -> Identity {
-    Identity::from_seed(&[number.wrapping_add(1); 32])
+    Identity::from_seed(&key_seed("node", number.into()))
+}
+
+fn log_key() -> [u8; 32] {
+    key_seed("log", 0)
+}
+
+/// What the servers know and nobody else.
+pub(crate) fn secret() -> Secret {
+    Secret::new("what-only-nodes-of-this-company-know").expect("long enough")
 }
 
 pub(crate) fn contact(number: u8) -> Contact {
@@ -72,9 +115,7 @@ pub(crate) fn contact(number: u8) -> Contact {
 
 /// Who decides in the log, by generation: a rotation replaces all three.
 pub(crate) fn signer(generation: u64, number: u8) -> Identity {
-    let mut seed = [100 + number; 32];
-    seed[..8].copy_from_slice(&generation.to_be_bytes());
-    Identity::from_seed(&seed)
+    Identity::from_seed(&key_seed(&format!("signer {number} of generation"), generation))
 }
 
 /// Two of the three signers of a generation.
@@ -109,10 +150,11 @@ pub(crate) struct Host {
     pub(crate) registry: Registry,
     pub(crate) index: Index,
     pub(crate) fetcher: Fetcher,
-    pub(crate) finder: Arc<ByDht>,
+    pub(crate) finder: Arc<dyn Finder>,
     /// Only servers keep objects together.
     pub(crate) keeping: Option<Keeping>,
-    _links: Links,
+    pub(crate) members: Option<Members>,
+    pub(crate) links: Links,
     _blobs: peers::Links,
 }
 
@@ -174,6 +216,84 @@ impl PeerSource for ByDht {
     }
 }
 
+/// Finds nodes with the same secret: those that all begin with, and whoever the DHT says is at the rendezvous. There anybody can
+/// say to be; whoever is met has to prove it.
+struct Company {
+    dht: Dht,
+    rendezvous: ContentId,
+    searched: Snapshot<Option<Instant>>,
+    is_told: Snapshot<bool>,
+}
+
+impl Candidates for Company {
+    fn find(&self, deadline: Deadline) -> BoxFuture<'_, Vec<Contact>> {
+        Box::pin(async move {
+            let mut found = [0, 1].map(contact).to_vec();
+            if self.searched.load().is_some_and(|at| at.elapsed() < SEARCH_EVERY) {
+                return found;
+            }
+            // Said until somebody keeps it; from then on the DHT says it again by itself.
+            if !*self.is_told.load() {
+                let told = self.dht.provide(self.rendezvous, deadline).await;
+                self.is_told.replace(told.is_ok_and(|told| told.kept > 0));
+            }
+            let Ok(mut search) = self.dht.find_providers(self.rendezvous, ENOUGH, deadline) else {
+                return found;
+            };
+            while let Ok(Some(provider)) = search.next().await {
+                found.push(Contact { id: provider.id, addrs: provider.addrs.into() });
+            }
+            self.searched.replace(Some(now()));
+            found
+        })
+    }
+}
+
+/// Finds an object with those who keep it, and else with whoever the DHT says provides it.
+struct Everywhere {
+    keeping: Keeping,
+    dht: ByDht,
+}
+
+impl Finder for Everywhere {
+    fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>> {
+        Box::pin(async move {
+            match self.keeping.holders(id, deadline).await {
+                nobody if nobody.is_empty() => Finder::find(&self.dht, id, deadline).await,
+                holders => holders,
+            }
+        })
+    }
+
+    fn make(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Result<Option<Stored>, StorageError>> {
+        self.keeping.make(id, deadline)
+    }
+}
+
+/// Lets in whoever has a token that nobody has.
+struct Nobody;
+
+impl Authorizer for Nobody {
+    fn authorize(&self, _: &Action<'_>, credentials: &Credentials<'_>) -> Result<Grant, Denied> {
+        Err(if credentials.bearer.is_some() { Denied::Unknown } else { Denied::Missing })
+    }
+}
+
+/// Tells the DHT that this node is on the topic.
+async fn announce(dht: Dht, stop: Stop) {
+    let key = Key::from_bytes(*TopicId::of(NEWS).as_bytes());
+    let telling = async {
+        while dht.provide(key, Deadline::after(Duration::from_secs(10))).await.is_err() {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.requested() => {}
+        () = telling => {}
+    }
+}
+
 impl Finder for ByDht {
     fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>> {
         Box::pin(
@@ -206,12 +326,6 @@ pub(crate) fn keeping_settings() -> KeepingSettings {
         takeover: Duration::from_secs(15),
         ..KeepingSettings::default()
     }
-}
-
-/// Every server, in a zone of its own.
-pub(crate) fn members(nodes: u8) -> Snapshot<Vec<Member>> {
-    let member = |number: u8| Member { peer: contact(number).into(), zone: number.into(), weight: 100 };
-    Snapshot::new((0..nodes).map(member).collect())
 }
 
 /// Starts a node, in `refd`'s order. Nothing comes of it if the machine loses power meanwhile, or if its disk is full.
@@ -248,9 +362,38 @@ pub(crate) async fn start(
 
     let overlay = Overlay::builder().seed(node.seed).unix_clock(node.unix_clock()).source(ByDht(dht.clone()));
     let overlay = overlay.start(&endpoint, host).await.map_err(|error| said("overlay")(&error))?;
+    let others = seeds.into_iter().filter(|seed| seed.id != overlay.node_id());
+    let joined = overlay.topic(NEWS).join(others, Deadline::after(Duration::from_secs(5))).await;
+    joined.map_err(|error| said("topic")(&error))?;
+    let announced = dht.clone();
+    let _ = host.spawn_restarting(ANNOUNCER, move |stop| Box::pin(announce(announced.clone(), stop)));
 
     let links = Links::start(&endpoint, host).map_err(|error| said("registry links")(&error))?;
     let registry = registry(node, number, &disk, &links).await?;
+
+    // Everybody may read what it can name, and only members may offer.
+    let blobs = peers::Links::start(&endpoint, host).map_err(|error| said("blobs")(&error))?;
+    let rules = Rules { writes: Some(Arc::new(Nobody)), ..Rules::default() };
+    let company = match role {
+        Role::Client | Role::Liar => None,
+        Role::Server => {
+            let secret = secret();
+            let company = Company {
+                dht: dht.clone(),
+                rendezvous: secret.rendezvous(),
+                searched: Snapshot::new(None),
+                is_told: Snapshot::new(false),
+            };
+            let members = Members::builder(Admission::Secret(secret)).candidates(company);
+            let members = members.data(Arc::clone(&disk), "members").unix_clock(node.unix_clock());
+            let members = members.start(&endpoint, host).map_err(|error| said("members")(&error))?;
+            let nodes = Arc::new(members.clone());
+            let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(blobs.clone()), nodes);
+            let keeping = keeping.settings(keeping_settings()).answering(2).seed(node.seed).start(host);
+            let keeping = keeping.map_err(|error| said("keeping")(&error))?;
+            Some((members, keeping))
+        }
+    };
 
     let this = StoreProviders::new(&store, endpoint.node_id(), [addr]);
     let unix = node.unix_clock();
@@ -259,33 +402,35 @@ pub(crate) async fn start(
         .registry(&registry, LogTrust::new(registry.log_key()))
         .names(DhtNames::new(&dht))
         .manifests(StoreManifests::new(&store))
-        .providers(this)
+        .providers(this.public_key(*dht.public_key().as_bytes()))
         .providers(DhtProviders::new(&dht))
         .seed(node.seed)
-        .unix_clock(move || unix().as_secs())
-        .start(host)
-        .map_err(|error| said("index")(&error))?;
-
-    let blobs = peers::Links::start(&endpoint, host).map_err(|error| said("blobs")(&error))?;
-    let keeping = match role {
-        Role::Client | Role::Liar => {
-            blobs.serve(&store, Rules::default());
-            None
-        }
-        Role::Server => {
-            let members = Arc::new(members(nodes));
-            let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(blobs.clone()), members);
-            let keeping = keeping.settings(keeping_settings()).seed(node.seed).start(host);
-            let keeping = keeping.map_err(|error| said("keeping")(&error))?;
-            let trusting = keeping.clone();
-            let trusts = Some(Arc::new(move |node: &NodeId| trusting.is_member(node)) as Arc<_>);
-            blobs.serve(&store, Rules { trusts, policy: keeping.policy(), ..Rules::default() });
-            Some(keeping)
-        }
+        .unix_clock(move || unix().as_secs());
+    let index = match &company {
+        Some((_, keeping)) => index.providers(KeepingProviders::new(keeping)),
+        None => index,
     };
+    let index = index.start(host).map_err(|error| said("index")(&error))?;
+
+    blobs.serve(
+        &store,
+        match &company {
+            Some((members, keeping)) => {
+                let members = members.clone();
+                let trusts = Arc::new(move |node: &NodeId| members.contains(node));
+                Rules { trusts: Some(trusts), policy: keeping.policy(), ..rules }
+            }
+            None => rules,
+        },
+    );
     let fetcher = Fetcher::new(blobs.clone(), &store);
-    links.serve(&registry, None);
-    let finder = Arc::new(ByDht(dht.clone()));
+    let by_dht = ByDht(dht.clone());
+    let finder: Arc<dyn Finder> = match &company {
+        Some((_, keeping)) => Arc::new(Everywhere { keeping: keeping.clone(), dht: by_dht }),
+        None => Arc::new(by_dht),
+    };
+    links.serve(&registry, Some(Arc::new(Nobody)));
+    let (members, keeping) = company.unzip();
     let supervisor = host.clone();
     Ok(Host {
         number,
@@ -299,7 +444,8 @@ pub(crate) async fn start(
         fetcher,
         finder,
         keeping,
-        _links: links,
+        members,
+        links,
         _blobs: blobs,
     })
 }
@@ -314,9 +460,9 @@ async fn registry(
     let settings = JournalStoreSettings { segment_bytes: 64 << 10, salts: Salts::Seeded(node.seed) };
     let store = JournalStore::open(&node.supervisor, Arc::clone(disk), Path::new("registry"), settings).await;
     let store = store.map_err(|error| format!("log: {error}"))?;
-    let key = NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).expect("a name");
+    let key = NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &log_key()).expect("a name");
     let builder = match number {
-        OWNER => Registry::builder(ORIGIN, LOG_KEY),
+        OWNER => Registry::builder(ORIGIN, log_key()),
         _ => {
             let owner = contact(OWNER);
             Registry::follower(LogTrust::new(key.verifier().clone()), links.source(owner.id, &owner.addrs))
@@ -333,9 +479,69 @@ async fn registry(
     let registry = builder.start(Arc::new(store), &node.supervisor).await;
     let registry = registry.map_err(|error| format!("registry: {error}"))?;
     if number == OWNER {
+        goes_on(&registry, &**disk)?;
         // Again after a restart, which is answered as the first time.
         let founded = registry.found(policy(0), Deadline::after(Duration::from_secs(5))).await;
         founded.map_err(|error| format!("founding: {error}"))?;
     }
     Ok(registry)
+}
+
+/// Another log under the same name and key, so many entries longer: what its owner must never show to anybody.
+pub(crate) async fn fork(supervisor: &Supervisor, entries: u64) -> Result<Registry, RegistryError> {
+    let soon = || Deadline::after(Duration::from_secs(5));
+    let builder = Registry::builder(ORIGIN, log_key()).clock(|| 1_900_000_000_000);
+    let fork = builder.start(Arc::new(MemoryStore::new()), supervisor).await?;
+    fork.found(policy(0), soon()).await?;
+    for entry in 0..entries {
+        let (name, content) = (format!("names/{entry}"), ContentId::of(&entry.to_be_bytes()));
+        let name = name.parse().expect("letters and digits");
+        let proposal = fork.draft_bind(name, Content::Artifact(content), Duration::from_secs(60))?;
+        let approvals = [0, 2].map(|number| proposal.approve(&signer(0, number), proposal.expires()));
+        fork.submit(proposal, approvals.into(), soon()).await?;
+    }
+    Ok(fork)
+}
+
+/// Whether the log goes on from the last head that was remembered, as `refd` asks at each start.
+fn goes_on(registry: &Registry, disk: &dyn Disk) -> Result<(), String> {
+    let said = |error: &dyn std::error::Error| format!("{SEEN}: {error}");
+    let trust = LogTrust::new(registry.log_key());
+    let bytes = read(disk, Path::new(SEEN)).map_err(|error| said(&error))?;
+    let seen = bytes.and_then(|bytes| Note::parse(&bytes).ok()).and_then(|note| trust.open(&note).ok());
+    if let Some(seen) = seen {
+        let head = trust.open(&registry.checkpoint()).map_err(|error| said(&error))?;
+        let is_gone_on = match registry.prove_consistency(seen.size, head.size) {
+            Ok(proof) => verify_consistency((seen.size, &seen.root), (head.size, &head.root), &proof).is_ok(),
+            Err(RegistryError::Lagging { .. }) => true,
+            Err(_) => false,
+        };
+        if !is_gone_on {
+            return Err(format!("the log had {} entries, and this, of {}, is another", seen.size, head.size));
+        }
+    }
+    if registry.head().version == 0 {
+        return Ok(());
+    }
+    let text = registry.checkpoint().to_string();
+    disk::replace(disk, Path::new(SEEN), text.as_bytes()).map_err(|error| said(&error))
+}
+
+/// All of a small file, if there is one.
+fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+    let file = match disk.open(path, Access::Read) {
+        Ok(file) => file,
+        Err(DiskError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
+    let mut at = 0;
+    while at < bytes.len() {
+        match file.read_at(at as u64, &mut bytes[at..])? {
+            0 => break,
+            read => at += read,
+        }
+    }
+    bytes.truncate(at);
+    Ok(Some(bytes))
 }

@@ -12,7 +12,7 @@ use ron_core::{ContentId, Deadline, now};
 use ron_dht::Dht;
 
 use crate::{
-    node::{Host, identity},
+    node::{Host, contact},
     verdict::Verdict,
 };
 
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What a node provides, and nobody else: no object of a user is the same. Of a single byte it was, now and then.
-fn content(number: u8) -> ContentId {
+pub(crate) fn content(number: u8) -> ContentId {
     ContentId::of(format!("provided by {number}").as_bytes())
 }
 
@@ -85,7 +85,8 @@ impl Provided {
         self.verdict.promised(took <= PATIENCE + GRACE, || format!("{} searched for {took:?}", host.number));
         match first {
             Ok(Some(first)) => {
-                let is_true = first.id == identity(provider).node_id();
+                let there = contact(provider);
+                let is_true = first.id == there.id && first.addrs == *there.addrs;
                 self.verdict.count("found");
                 self.verdict
                     .promised(is_true, || format!("{} was told that {first:?} provides it", host.number));

@@ -271,7 +271,6 @@ impl Shared {
 
     /// A user fetches something from whoever the DHT says has it.
     pub(crate) async fn fetch(&self, host: &Host, rng: &mut fastrand::Rng) {
-        use ron_storage::fetch::Finder as _;
         let Some(id) = self.pick(rng) else { return };
         let providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
         match host.fetcher.fetch(id, &providers, soon()).await {
