@@ -505,7 +505,35 @@ impl Troubles {
             let (fault, end) = (Fault::Rot, End::Scrub(number));
             self.episodes.push(Episode { fault, ends: now(), end });
         }
-        flipped.map(|what| (what, End::Scrub(number)))
+        let flipped = flipped?;
+        self.read_rotten(number).await;
+        Some((flipped, End::Scrub(number)))
+    }
+
+    /// Whatever a node gives after a bit flipped on its disk is right, or refused.
+    async fn read_rotten(&self, number: u8) {
+        let Some(host) = self.checkers.hosts.get(number) else { return };
+        let soon = || Deadline::after(Duration::from_secs(5));
+        let mut after = None;
+        loop {
+            let Ok(page) = host.store.list(after, 1000, soon()).await else { return };
+            for object in &page.objects {
+                match host.store.get_bytes(object.id, u64::MAX, soon()).await {
+                    Ok(bytes) => {
+                        self.checkers.verdict.count("read where a bit flipped");
+                        self.checkers.verdict.promised(ContentId::of(&bytes) == object.id, || {
+                            format!("wrong bytes of {} from {number}, where a bit flipped", object.id)
+                        });
+                    }
+                    Err(error) if error.is_retryable() || error.kind() == ErrorKind::Canceled => return,
+                    Err(_) => self.checkers.verdict.count("refused where a bit flipped"),
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return;
+            }
+        }
     }
 }
 

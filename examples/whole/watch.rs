@@ -30,9 +30,9 @@ const TOGETHER: Duration = Duration::from_secs(60);
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What a process may take, with nothing in it and for each node: a node has a store, a log, a table and their queues, all nearly empty,
+/// What a run may take, for its checkers and for each node: a node has a store, a log, a table and their queues, all nearly empty,
 /// and a simulated disk with everything that was ever put on it.
-const PROCESS_BYTES: u64 = 192 << 20;
+const RUN_BYTES: u64 = 64 << 20;
 const NODE_BYTES: u64 = 24 << 20;
 
 /// Whatever a node said instead of an answer.
@@ -285,10 +285,17 @@ pub(crate) async fn probe(host: &Host, ask: Ask, salt: u64, in_peace: bool, calm
     verdict.promised(!is_owed, || format!("{} is ready, and {ask:?}: {error}", host.number));
 }
 
-/// The most memory that this process ever took, if the system tells, and what it may take with so many nodes.
-pub(crate) fn peak(nodes: u64) -> Option<(u64, u64)> {
+/// What this process takes now, and the most that it ever took, in bytes, if the system tells.
+pub(crate) fn process_memory() -> Option<(u64, u64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some((kilobytes << 10, PROCESS_BYTES + nodes * NODE_BYTES))
+    let bytes = |name: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse().ok().map(|kilobytes: u64| kilobytes << 10)
+    };
+    Some((bytes("VmRSS:")?, bytes("VmHWM:")?))
+}
+
+/// What a run of so many nodes may take.
+pub(crate) fn memory_max(nodes: u8) -> u64 {
+    RUN_BYTES + u64::from(nodes) * NODE_BYTES
 }
