@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::{
     hostile::Lies,
-    node::{OWNER, RESERVE, ip},
+    node::{Host, OWNER, RESERVE, ip},
     options::{CLIENTS, Fault, Options},
     users::{Checkers, USER},
     verdict::ALL_FAULTS,
@@ -370,7 +370,7 @@ impl Troubles {
             return None;
         }
         let Checkers { shared, kept, .. } = self.checkers.clone();
-        if is_lost && is_server && !shared.may_lose(number).await {
+        if is_lost && is_server && !(self.is_known_elsewhere(number).await && shared.may_lose(number).await) {
             return None;
         }
         if is_server {
@@ -395,6 +395,31 @@ impl Troubles {
             }
         }
         Some((number.to_string(), End::Restart(number)))
+    }
+
+    /// Whether others have heard the last word that a node knows of each object it has. What it alone was told goes with its disk.
+    async fn is_known_elsewhere(&self, number: u8) -> bool {
+        let Some(host) = self.checkers.hosts.get(number) else { return false };
+        let others = self.checkers.hosts.servers();
+        let version =
+            |host: &Host, id: &ContentId| host.store.claims(id).iter().map(|claim| claim.version).max();
+        let mut after = None;
+        loop {
+            let Ok(page) = host.store.list(after, 1000, Deadline::after(Duration::from_secs(5))).await else {
+                return false;
+            };
+            for object in &page.objects {
+                let here = version(&host, &object.id);
+                let heard = |other: &Host| other.number != number && version(other, &object.id) >= here;
+                if here.is_some() && !others.iter().any(heard) {
+                    return false;
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return true;
+            }
+        }
     }
 
     /// A machine loses power, or only its program. All of its tasks have ended then.

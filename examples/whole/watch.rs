@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What a run may take, for its checkers and for each node: a node has a store, a log, a table and their queues, all nearly empty,
 /// and a simulated disk with everything that was ever put on it.
 const RUN_BYTES: u64 = 64 << 20;
-const NODE_BYTES: u64 = 24 << 20;
+const NODE_BYTES: u64 = 32 << 20;
 
 /// Whatever a node said instead of an answer.
 type Refused = Box<dyn Refusal + Send + Sync>;
