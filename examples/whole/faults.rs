@@ -1,7 +1,7 @@
 //! What goes wrong, when, to whom, and for how long: all of it drawn from the seed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -10,18 +10,21 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Deadline, ErrorKind, Ratio, Supervisor,
+    ContentId, Deadline, ErrorKind, Ratio, Supervisor,
     disk::Disk as _,
     now,
-    sim::{CrashStyle, Latency, Line, Sim},
+    sim::{CrashStyle, Latency, Line, Sim, SimDisk},
 };
+use ron_storage::StorageError;
 use tokio::time::Instant;
 
 use crate::{
     hostile::Lies,
-    node::{OWNER, RESERVE, ip},
+    node::{Host, OWNER, RESERVE, ip},
     options::{CLIENTS, Fault, Options},
     users::{Checkers, USER},
+    verdict::ALL_FAULTS,
+    watch::{self, Calm, Place},
 };
 
 /// Callers of a crowd: ten times those that there usually are.
@@ -35,12 +38,29 @@ const UNDER_WAY: usize = 12;
 enum End {
     Mend(Vec<(IpAddr, IpAddr)>),
     Restart(u8),
-    /// The disk is as fast, or has as much room, as before.
-    Disk(u8),
+    /// The disk is as fast as others make it that are not over.
+    Slow(u8, Duration),
+    /// The disk has as much room as others leave it that are not over.
+    Full(u8, u64),
     Scrub(u8),
     Clock(u8, i64),
     Lines(Vec<(IpAddr, IpAddr)>),
     Honest,
+}
+
+impl End {
+    /// Where something is wrong until then.
+    fn place(&self) -> Option<Place> {
+        match self {
+            End::Mend(_) | End::Lines(_) => Some(Place::Lines),
+            End::Restart(number)
+            | End::Slow(number, _)
+            | End::Full(number, _)
+            | End::Scrub(number)
+            | End::Clock(number, _) => Some(Place::Node(*number)),
+            End::Honest => None,
+        }
+    }
 }
 
 struct Episode {
@@ -49,22 +69,52 @@ struct Episode {
     end: End,
 }
 
+/// What a node acknowledged while it was being stopped, as those have it who asked for it.
+type Acknowledged = Vec<(ContentId, Bytes)>;
+
+/// How it went with those who had asked a node for something when it was stopped.
+#[derive(Default)]
+struct UnderWay {
+    done: usize,
+    errors: Vec<StorageError>,
+    acknowledged: Acknowledged,
+}
+
 /// What is wrong now.
 pub(crate) struct Troubles {
     nodes: u8,
-    faults: Vec<Fault>,
+    faults: BTreeSet<Fault>,
     episodes: Vec<Episode>,
+    /// All that is drawn about faults. It is nobody else's, so that what else happens does not change which faults come when.
+    rng: fastrand::Rng,
+    /// Those that have not happened yet come first from then on, if the run is long enough to promise all of them.
+    overdue: Option<Instant>,
+    happened: BTreeSet<Fault>,
+    acknowledged: BTreeMap<u8, Acknowledged>,
+    calm: Calm,
     checkers: Checkers,
     lies: Lies,
     users: Supervisor,
 }
 
 impl Troubles {
-    pub(crate) fn new(options: &Options, checkers: &Checkers, lies: &Lies, users: &Supervisor) -> Self {
+    pub(crate) fn new(
+        options: &Options,
+        rng: fastrand::Rng,
+        checkers: &Checkers,
+        lies: &Lies,
+        users: &Supervisor,
+    ) -> Self {
+        let trouble = options.trouble();
         Troubles {
             nodes: options.nodes,
-            faults: options.faults.iter().copied().collect(),
+            faults: options.faults.clone(),
             episodes: Vec::new(),
+            rng,
+            overdue: (trouble >= ALL_FAULTS).then(|| now() + trouble / 2),
+            happened: BTreeSet::new(),
+            acknowledged: BTreeMap::new(),
+            calm: Calm::default(),
             checkers: checkers.clone(),
             lies: lies.clone(),
             users: users.clone(),
@@ -80,13 +130,57 @@ impl Troubles {
         !self.is_on(&[Fault::Partition, Fault::OneWay])
     }
 
+    /// Where nothing is wrong.
+    pub(crate) fn calm(&self) -> &Calm {
+        &self.calm
+    }
+
     /// A second passes: some things end, and perhaps something begins.
     pub(crate) async fn step(&mut self, sim: &mut Sim) {
         self.end_those(sim, |episode| episode.ends <= now()).await;
+        self.read_back(false).await;
+        // Every step has chances of its own, and the fault is drawn out of all: with some of them switched off, the others come
+        // when they came before, and to the same nodes.
+        let mut rng = self.rng.fork();
         // One in four seconds or so.
-        if !self.faults.is_empty() && sim.rng().u8(..4) == 0 {
-            let fault = self.faults[sim.rng().usize(..self.faults.len())];
-            self.begin(sim, fault).await;
+        if rng.u8(..4) == 0 {
+            let drawn = Fault::ALL[rng.usize(..Fault::ALL.len())];
+            let is_late = self.overdue.is_some_and(|overdue| now() >= overdue);
+            let late = self.faults.difference(&self.happened).next().copied().filter(|_| is_late);
+            let fault = late.unwrap_or(drawn);
+            if self.faults.contains(&fault) {
+                self.begin(sim, fault, &mut rng).await;
+            }
+        }
+    }
+
+    /// Reads what nodes acknowledged while they were being stopped, on those that are back. `all` of it in the end; before that what was
+    /// not read yet.
+    pub(crate) async fn read_back(&mut self, all: bool) {
+        let Checkers { verdict, hosts, .. } = &self.checkers;
+        for host in hosts.all() {
+            let number = host.number;
+            let Some(left) = self.acknowledged.get_mut(&number) else { continue };
+            while let Some((id, content)) = left.last() {
+                let read =
+                    host.store.get_bytes(*id, u64::MAX, Deadline::after(Duration::from_secs(10))).await;
+                match read {
+                    Ok(bytes) => {
+                        verdict.count("read back after a stop");
+                        verdict.promised(bytes == content, || {
+                            format!("{number} gives wrong bytes after a stop")
+                        });
+                    }
+                    // A slow disk, a crowd or the next stop say nothing about what is there.
+                    Err(error) if !all && (error.is_retryable() || error.kind() == ErrorKind::Canceled) => {
+                        break;
+                    }
+                    Err(error) => verdict.broken(format!(
+                        "{number} acknowledged {id} while it stopped, and does not give it after: {error}"
+                    )),
+                }
+                left.pop();
+            }
         }
     }
 
@@ -102,15 +196,11 @@ impl Troubles {
         let over: Vec<Episode> = over;
         for Episode { fault, end, .. } in over {
             self.checkers.verdict.say(|| format!("{} ends", fault.name()));
+            let place = end.place();
             match end {
                 End::Mend(ways) => ways.iter().for_each(|(from, to)| sim.net().mend(*from, *to)),
                 End::Restart(number) => sim.restart(ip(number)),
-                End::Disk(number) => {
-                    if let Some(disk) = sim.disk(ip(number)) {
-                        disk.slow_down(Duration::ZERO);
-                        disk.capacity(None);
-                    }
-                }
+                End::Slow(number, _) | End::Full(number, _) => self.set_disk(sim, number),
                 End::Scrub(number) => {
                     let Some(host) = self.checkers.hosts.get(number) else {
                         // Off, or on its way: when it is back.
@@ -128,6 +218,7 @@ impl Troubles {
                             self.checkers.verdict.refused("scrub", &error);
                             let again = Episode { fault, ends: now() + Duration::from_secs(5), end };
                             self.episodes.push(again);
+                            continue;
                         }
                     }
                 }
@@ -135,42 +226,73 @@ impl Troubles {
                 End::Lines(ways) => ways.iter().for_each(|(from, to)| sim.net().reset_line(*from, *to)),
                 End::Honest => self.lies.set(false),
             }
+            if let Some(place) = place {
+                self.calm.ends(place);
+            }
         }
     }
 
-    /// A server that is up, and may be down: the first is whom all others begin with, so it stays.
-    fn victim(&self, sim: &mut Sim) -> Option<u8> {
-        let number = sim.rng().u8(1..self.nodes);
+    /// A disk is as bad as the worst of what is wrong with it.
+    fn set_disk(&self, sim: &Sim, number: u8) {
+        let Some(disk) = sim.disk(ip(number)) else { return };
+        let (mut pace, mut capacity) = (Duration::ZERO, None::<u64>);
+        for Episode { end, .. } in &self.episodes {
+            match end {
+                End::Slow(of, slow) if *of == number => pace = pace.max(*slow),
+                End::Full(of, full) if *of == number => {
+                    capacity = Some(capacity.map_or(*full, |capacity| capacity.min(*full)));
+                }
+                _ => {}
+            }
+        }
+        disk.slow_down(pace);
+        disk.capacity(capacity);
+    }
+
+    /// A server or a client that is up.
+    fn victim(&self, rng: &mut fastrand::Rng) -> Option<u8> {
+        let number = rng.u8(..self.nodes + CLIENTS);
         self.checkers.hosts.get(number).map(|host| host.number)
+    }
+
+    /// Whether one more may go: a fifth of the servers may be down, a client at a time, and of the two whom all others begin with one
+    /// stays.
+    fn may_fall(&self, sim: &Sim, number: u8) -> bool {
+        let is_up = |number: u8| sim.is_up(ip(number));
+        match number {
+            0 | 1 if !is_up(1 - number) => false,
+            _ if number < self.nodes => self.down(sim) < usize::from(self.nodes / 5).max(1),
+            _ => (self.nodes..self.nodes + CLIENTS).all(is_up),
+        }
     }
 
     fn down(&self, sim: &Sim) -> usize {
         (0..self.nodes).filter(|number| !sim.is_up(ip(*number))).count()
     }
 
-    async fn begin(&mut self, sim: &mut Sim, fault: Fault) {
-        let seconds = sim.rng().u64(5..40);
+    async fn begin(&mut self, sim: &mut Sim, fault: Fault, rng: &mut fastrand::Rng) {
+        let seconds = rng.u64(5..40);
         let begun = match fault {
-            Fault::Partition | Fault::OneWay => self.part(sim, fault),
-            Fault::Kill | Fault::Tear | Fault::Wipe | Fault::Stop => self.fell(sim, fault).await,
-            Fault::SlowDisk | Fault::FullDisk | Fault::Rot => self.hurt_disk(sim, fault).await,
-            Fault::Clock => self.victim(sim).map(|number| {
-                let by_ms = sim.rng().i64(-6 * 3_600_000..6 * 3_600_000);
+            Fault::Partition | Fault::OneWay => self.part(sim, fault, rng),
+            Fault::Kill | Fault::Tear | Fault::Wipe | Fault::Stop => self.fell(sim, fault, rng).await,
+            Fault::SlowDisk | Fault::FullDisk => self.hurt_disk(sim, fault, rng),
+            Fault::Rot => self.rot(sim, rng).await,
+            Fault::Clock => self.victim(rng).map(|number| {
+                let by_ms = rng.i64(-6 * 3_600_000..6 * 3_600_000);
                 sim.jump_clock(ip(number), by_ms);
                 (format!("{number} by {by_ms} ms"), End::Clock(number, by_ms))
             }),
-            Fault::Lossy => Some(self.lose(sim)),
+            Fault::Lossy => Some(self.lose(sim, rng)),
             Fault::Hostile => (!self.is_on(&[Fault::Hostile])).then(|| {
                 self.lies.set(true);
                 (String::new(), End::Honest)
             }),
             Fault::Overload => {
-                self.victim(sim).filter(|_| !self.is_on(&[Fault::Overload])).and_then(|number| {
+                self.victim(rng).filter(|_| !self.is_on(&[Fault::Overload])).and_then(|number| {
                     let host = self.checkers.hosts.get(number)?;
+                    self.checkers.crowd(&self.users, rng, &host, CROWD);
                     // A disk that has something to do.
-                    sim.disk(ip(number))?.slow_down(Duration::from_millis(20));
-                    self.checkers.crowd(&self.users, sim.rng(), &host, CROWD);
-                    Some((number.to_string(), End::Disk(number)))
+                    Some((number.to_string(), End::Slow(number, Duration::from_millis(20))))
                 })
             }
         };
@@ -178,22 +300,33 @@ impl Troubles {
             self.checkers.verdict.count(&format!("fault withheld: {}", fault.name()));
             return;
         };
+        self.happened.insert(fault);
         self.checkers.verdict.count(&format!("fault: {}", fault.name()));
         self.checkers.verdict.say(|| format!("{} {what} for {seconds} s", fault.name()));
         sim.net().note(fault.name());
+        if let Some(place) = end.place() {
+            self.calm.begins(place);
+        }
+        let disk = match end {
+            End::Slow(number, _) | End::Full(number, _) => Some(number),
+            _ => None,
+        };
         self.episodes.push(Episode { fault, ends: now() + Duration::from_secs(seconds), end });
+        if let Some(number) = disk {
+            self.set_disk(sim, number);
+        }
     }
 
-    fn part(&self, sim: &mut Sim, fault: Fault) -> Option<(String, End)> {
+    fn part(&self, sim: &Sim, fault: Fault, rng: &mut fastrand::Rng) -> Option<(String, End)> {
         if !self.can_talk() {
             return None;
         }
         let all = 0..self.nodes + CLIENTS + 1;
         // Half and half, or only one.
-        let alone = sim.rng().bool().then(|| sim.rng().u8(all.clone()));
+        let alone = rng.bool().then(|| rng.u8(all.clone()));
         let mut one = BTreeSet::new();
         for number in all.clone() {
-            if alone.map_or_else(|| sim.rng().bool(), |alone| alone == number) {
+            if alone.map_or_else(|| rng.bool(), |alone| alone == number) {
                 one.insert(number);
             }
         }
@@ -210,7 +343,7 @@ impl Troubles {
         Some((format!("{one:?}"), End::Mend(ways)))
     }
 
-    fn lose(&self, sim: &mut Sim) -> (String, End) {
+    fn lose(&self, sim: &Sim, rng: &mut fastrand::Rng) -> (String, End) {
         let latency = Latency::Tailed(Duration::from_millis(50), Duration::from_millis(900));
         let bad = Line {
             latency,
@@ -221,7 +354,7 @@ impl Troubles {
         };
         let mut ways = Vec::new();
         for _ in 0..2 * self.nodes {
-            let way = (ip(sim.rng().u8(..self.nodes)), ip(sim.rng().u8(..self.nodes)));
+            let way = (ip(rng.u8(..self.nodes + CLIENTS)), ip(rng.u8(..self.nodes + CLIENTS)));
             sim.net().set_line(way.0, way.1, bad);
             ways.push(way);
         }
@@ -229,36 +362,74 @@ impl Troubles {
     }
 
     /// A node goes, in one way or another.
-    async fn fell(&self, sim: &mut Sim, fault: Fault) -> Option<(String, End)> {
-        let number = self.victim(sim)?;
-        let is_lost = fault == Fault::Wipe;
+    async fn fell(&mut self, sim: &mut Sim, fault: Fault, rng: &mut fastrand::Rng) -> Option<(String, End)> {
+        let number = self.victim(rng)?;
+        let (is_lost, is_server) = (fault == Fault::Wipe, number < self.nodes);
         // The log is on one disk: it is not what a copy of it replaces.
-        if self.down(sim) >= usize::from(self.nodes / 5).max(1) || (is_lost && number == OWNER) {
+        if !self.may_fall(sim, number) || (is_lost && number == OWNER) {
             return None;
         }
-        let Checkers { shared, kept, .. } = &self.checkers;
-        if is_lost && !shared.may_lose(number).await {
+        let Checkers { shared, kept, .. } = self.checkers.clone();
+        if is_lost && is_server && !(self.is_known_elsewhere(number).await && shared.may_lose(number).await) {
             return None;
         }
-        shared.leaving(number).await;
+        if is_server {
+            shared.leaving(number).await;
+        }
         if fault == Fault::Stop {
             self.stop(sim, number).await;
         } else {
-            self.forget(number);
-            let seed = sim.rng().u64(..);
             let style = match fault {
                 Fault::Kill => CrashStyle::Killed,
-                _ if sim.rng().bool() => CrashStyle::LoseUnsynced,
-                _ => CrashStyle::Scramble { seed },
+                _ if rng.bool() => CrashStyle::LoseUnsynced,
+                _ => CrashStyle::Scramble { seed: rng.u64(..) },
             };
-            sim.crash_in(ip(number), style).await;
+            self.crash(sim, number, style).await;
         }
         if is_lost {
             sim.disk(ip(number))?.wipe();
+            self.acknowledged.remove(&number);
             kept.lost(number);
-            shared.lost(number).await;
+            if is_server {
+                shared.lost(number).await;
+            }
         }
         Some((number.to_string(), End::Restart(number)))
+    }
+
+    /// Whether others have heard the last word that a node knows of each object it has. What it alone was told goes with its disk.
+    async fn is_known_elsewhere(&self, number: u8) -> bool {
+        let Some(host) = self.checkers.hosts.get(number) else { return false };
+        let others = self.checkers.hosts.servers();
+        let version =
+            |host: &Host, id: &ContentId| host.store.claims(id).iter().map(|claim| claim.version).max();
+        let mut after = None;
+        loop {
+            let Ok(page) = host.store.list(after, 1000, Deadline::after(Duration::from_secs(5))).await else {
+                return false;
+            };
+            for object in &page.objects {
+                let here = version(&host, &object.id);
+                let heard = |other: &Host| other.number != number && version(other, &object.id) >= here;
+                if here.is_some() && !others.iter().any(heard) {
+                    return false;
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return true;
+            }
+        }
+    }
+
+    /// A machine loses power, or only its program. All of its tasks have ended then.
+    pub(crate) async fn crash(&self, sim: &mut Sim, number: u8, style: CrashStyle) {
+        self.forget(number);
+        let supervisor = sim.supervisor(ip(number)).cloned();
+        sim.crash_in(ip(number), style).await;
+        if let Some(supervisor) = supervisor {
+            watch::all_ended(number, &supervisor, &self.checkers.verdict);
+        }
     }
 
     /// The node is about to be gone, and owes nothing that it alone had in memory.
@@ -269,23 +440,27 @@ impl Troubles {
     }
 
     /// A node is asked to stop while it has something to do: what it took in is done, and what runs is joined.
-    async fn stop(&self, sim: &mut Sim, number: u8) {
+    async fn stop(&mut self, sim: &mut Sim, number: u8) {
         let Some(host) = self.checkers.hosts.get(number) else { return };
-        let verdict = &self.checkers.verdict;
+        let verdict = self.checkers.verdict.clone();
         let disk = sim.disk(ip(number)).cloned();
         let is_well = disk.as_ref().is_some_and(|disk| disk.pace().is_zero())
             && host.supervisor.ready().status().writes;
-        let under_way = Arc::new(Mutex::new((0, Vec::new())));
+        let under_way = Arc::new(Mutex::new(UnderWay::default()));
         if let Some(disk) = disk.as_ref().filter(|_| is_well) {
             disk.slow_down(Duration::from_millis(10));
             for at in 0..UNDER_WAY {
                 let (store, under_way) = (host.store.clone(), Arc::clone(&under_way));
-                let content = Bytes::from(format!("{number} before its stop, {at}"));
+                let content = Bytes::from(format!("{number} before its stop, {at}, {:?}", verdict.elapsed()));
                 self.users.spawn(USER, |_| async move {
-                    let put = store.put_bytes(content, Deadline::after(Duration::from_secs(10))).await;
+                    let put =
+                        store.put_bytes(content.clone(), Deadline::after(Duration::from_secs(10))).await;
                     let mut under_way = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-                    under_way.0 += 1;
-                    under_way.1.extend(put.err());
+                    under_way.done += 1;
+                    match put {
+                        Ok(stored) => under_way.acknowledged.push((stored.id, content)),
+                        Err(error) => under_way.errors.push(error),
+                    }
                 });
             }
             sim.run_for(Duration::from_millis(1)).await;
@@ -294,12 +469,12 @@ impl Troubles {
         let supervisor = host.supervisor.clone();
         drop(host);
         let Some(stopped) = sim.stop(ip(number)).await else { return };
-        let running = supervisor.running();
         verdict.add("tasks joined", stopped.drained);
         verdict.add("tasks cut off", stopped.aborted);
-        verdict.promised(running == 0, || format!("{number} stopped, and {running} tasks run"));
+        watch::all_ended(number, &supervisor, &verdict);
         if is_well {
-            let (done, errors) = under_way.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let UnderWay { done, errors, acknowledged } =
+                std::mem::take(&mut *under_way.lock().unwrap_or_else(PoisonError::into_inner));
             verdict.promised(done == UNDER_WAY, || {
                 format!("{number} stopped, and {done} of {UNDER_WAY} puts ended")
             });
@@ -311,49 +486,89 @@ impl Troubles {
                 });
                 verdict.refused("put before a stop", &error);
             }
+            verdict.add("put before a stop", acknowledged.len());
+            self.acknowledged.entry(number).or_default().extend(acknowledged);
         }
         if let Some(disk) = disk.filter(|_| is_well) {
             disk.slow_down(Duration::ZERO);
         }
     }
 
-    async fn hurt_disk(&self, sim: &mut Sim, fault: Fault) -> Option<(String, End)> {
-        let number = self.victim(sim)?;
-        let disk = sim.disk(ip(number))?.clone();
-        match fault {
-            Fault::SlowDisk => {
-                let pace = Duration::from_millis(sim.rng().u64(5..300));
-                disk.slow_down(pace);
-                Some((format!("{number}: {pace:?}"), End::Disk(number)))
+    fn hurt_disk(&self, sim: &Sim, fault: Fault, rng: &mut fastrand::Rng) -> Option<(String, End)> {
+        let number = self.victim(rng)?;
+        let disk = sim.disk(ip(number))?;
+        Some(if fault == Fault::SlowDisk {
+            let pace = Duration::from_millis(rng.u64(5..300));
+            (format!("{number}: {pace:?}"), End::Slow(number, pace))
+        } else {
+            let room = rng.u64(..2 * RESERVE);
+            (format!("{number}: {room} bytes left"), End::Full(number, disk.used() + room))
+        })
+    }
+
+    /// A bit of an object flips, if the others survive that.
+    async fn rot(&mut self, sim: &Sim, rng: &mut fastrand::Rng) -> Option<(String, End)> {
+        let number = self.victim(rng)?;
+        let disk = sim.disk(ip(number))?;
+        if objects(disk).is_empty() || !self.checkers.shared.may_rot(number).await {
+            return None;
+        }
+        self.checkers.kept.doubt(number);
+        self.acknowledged.remove(&number);
+        // Listed again: others may have been compacted away since.
+        let files = objects(disk);
+        let flipped =
+            (!files.is_empty()).then(|| &files[rng.usize(..files.len())]).and_then(|(file, len)| {
+                let at = rng.usize(..usize::try_from(*len).ok()?);
+                let is_there = disk.bytes(file).is_some_and(|bytes| at < bytes.len());
+                is_there.then(|| disk.flip_bit(file, at))?;
+                Some(format!("{number}: byte {at} of {}", file.display()))
+            });
+        if flipped.is_none() {
+            // Nothing happened, and yet everything there is doubted until somebody has looked.
+            self.calm.begins(Place::Node(number));
+            let (fault, end) = (Fault::Rot, End::Scrub(number));
+            self.episodes.push(Episode { fault, ends: now(), end });
+        }
+        let flipped = flipped?;
+        self.read_rotten(number).await;
+        Some((flipped, End::Scrub(number)))
+    }
+
+    /// Whatever a node gives after a bit flipped on its disk is right, or refused.
+    async fn read_rotten(&self, number: u8) {
+        let Some(host) = self.checkers.hosts.get(number) else { return };
+        let soon = || Deadline::after(Duration::from_secs(5));
+        let mut after = None;
+        loop {
+            let Ok(page) = host.store.list(after, 1000, soon()).await else { return };
+            for object in &page.objects {
+                match host.store.get_bytes(object.id, u64::MAX, soon()).await {
+                    Ok(bytes) => {
+                        self.checkers.verdict.count("read where a bit flipped");
+                        self.checkers.verdict.promised(ContentId::of(&bytes) == object.id, || {
+                            format!("wrong bytes of {} from {number}, where a bit flipped", object.id)
+                        });
+                    }
+                    Err(error) if error.is_retryable() || error.kind() == ErrorKind::Canceled => return,
+                    Err(_) => self.checkers.verdict.count("refused where a bit flipped"),
+                }
             }
-            Fault::FullDisk => {
-                let room = sim.rng().u64(..2 * RESERVE);
-                disk.capacity(Some(disk.used() + room));
-                Some((format!("{number}: {room} bytes left"), End::Disk(number)))
-            }
-            _ => {
-                let mut files: Vec<(PathBuf, u64)> = Vec::new();
-                for dir in ["store/large", "store/log"].map(PathBuf::from) {
-                    let names = disk.list(&dir).unwrap_or_default();
-                    files.extend(
-                        names
-                            .iter()
-                            .filter(|entry| entry.is_file && entry.len > 0)
-                            .map(|entry| (dir.join(&entry.name), entry.len)),
-                    );
-                }
-                if files.is_empty() || !self.checkers.shared.may_rot(number).await {
-                    return None;
-                }
-                self.checkers.kept.doubt(number);
-                let (file, len) = &files[sim.rng().usize(..files.len())];
-                let at = sim.rng().usize(..usize::try_from(*len).ok()?);
-                // It may have been compacted away since.
-                if disk.bytes(file).is_some_and(|bytes| at < bytes.len()) {
-                    disk.flip_bit(file, at);
-                }
-                Some((format!("{number}: byte {at} of {}", file.display()), End::Scrub(number)))
+            after = page.next;
+            if after.is_none() {
+                return;
             }
         }
     }
+}
+
+/// Files that hold objects, and how long they are.
+fn objects(disk: &SimDisk) -> Vec<(PathBuf, u64)> {
+    let mut files = Vec::new();
+    for dir in ["store/large", "store/log"].map(PathBuf::from) {
+        let names = disk.list(&dir).unwrap_or_default();
+        let held = names.iter().filter(|entry| entry.is_file && entry.len > 0);
+        files.extend(held.map(|entry| (dir.join(&entry.name), entry.len)));
+    }
+    files
 }

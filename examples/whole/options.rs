@@ -127,6 +127,24 @@ impl Plant {
         })
     }
 
+    /// Words of the checkers that must notice it, each of one checker.
+    pub(crate) fn noticed_by(self) -> &'static [&'static str] {
+        match self {
+            Plant::SkipFsync => &[
+                "and has it no more",
+                "is owed, and",
+                "has a receipt, and is gone",
+                "has another log than there is",
+                "and the log:",
+                "and does not give it after",
+            ],
+            Plant::SkipVerify => &["wrong bytes"],
+            Plant::DropOnDrain => &["dropped a put that it had taken in"],
+            Plant::UnboundedLane => &["and takes"],
+            Plant::ForgetTombstone => &["was deleted"],
+        }
+    }
+
     /// Plants it until what is returned is dropped.
     pub(crate) fn plant(self) -> Vec<ron_core::planted::Planted> {
         use ron_core::planted as core;
@@ -186,29 +204,69 @@ impl fmt::Display for Options {
 pub(crate) struct Asked {
     pub(crate) options: Options,
     /// How many seeds, one after the other.
-    pub(crate) seeds: u64,
+    pub(crate) seeds: Option<u64>,
     /// Each of them twice, and compared.
     pub(crate) twice: bool,
     /// Every planted bug, until it is found.
     pub(crate) plants: bool,
     /// Every seed that once failed.
     pub(crate) regressions: bool,
+    /// Those of them that take long, too.
+    pub(crate) long: bool,
+}
+
+/// Runs that once failed, see `seeds.md`.
+const REGRESSIONS: &[&str] = &[
+    "--seed 1 --nodes 10 --minutes 1 --only none",
+    "--seed 1 --nodes 10 --minutes 2",
+    "--seed 7 --nodes 10 --minutes 1",
+    "--seed 12 --nodes 10 --minutes 1",
+    "--seed 23 --nodes 10 --minutes 2",
+    "--seed 35 --nodes 10 --minutes 2",
+];
+
+/// Those that take a minute and more each.
+const LONG_REGRESSIONS: &[&str] = &[
+    "--seed 5000 --nodes 20 --minutes 10",
+    "--seed 5025 --nodes 20 --minutes 10",
+    "--seed 5035 --nodes 20 --minutes 10",
+    "--seed 5043 --nodes 20 --minutes 10",
+    "--seed 5057 --nodes 20 --minutes 10",
+    "--seed 5083 --nodes 20 --minutes 10",
+    "--seed 5088 --nodes 20 --minutes 10",
+];
+
+impl Asked {
+    /// The runs that are asked for, one after the other.
+    pub(crate) fn runs(&self) -> Result<Vec<Options>, Box<dyn Error>> {
+        if !self.regressions {
+            let seeds = self.options.seed..self.options.seed + self.seeds.unwrap_or(1);
+            return Ok(seeds.map(|seed| Options { seed, ..self.options.clone() }).collect());
+        }
+        let long = if self.long { LONG_REGRESSIONS } else { &[] };
+        let all = REGRESSIONS.iter().chain(long).map(|words| {
+            let asked = parse(words.split(' ').map(str::to_owned))?;
+            Ok(Options { log: self.options.log, ..asked.options })
+        });
+        all.collect()
+    }
 }
 
 pub(crate) const USAGE: &str = "\
 whole [--seed N] [--minutes M] [--nodes K] [--seeds COUNT] [--until SECONDS] [--only FAULTS] [--without FAULTS]
-      [--plant BUG] [--plants] [--regressions] [--quick] [--twice] [--log]
+      [--plant BUG] [--plants] [--regressions [--long]] [--quick] [--twice] [--log]
 
   --seed N         the first seed (1)
-  --seeds COUNT    so many seeds, one after the other (1); ends at the first that fails
+  --seeds COUNT    so many seeds, one after the other (1), and at the end which of them failed
   --minutes M      virtual minutes in which things go wrong (10); then everything is well and must converge
   --nodes K        servers, 5 to 200 (20); two clients and a liar besides
   --until SECONDS  nothing goes wrong after so many seconds; halve it to find what matters
   --only A,B       only these faults, or none
   --without A,B    all but these
   --plant BUG      breaks a rule on purpose
-  --plants         breaks each rule in turn, and says how many seeds it took to notice (--seeds 100 at most)
-  --regressions    every seed that once failed, see seeds.md
+  --plants         breaks each rule in turn, and says how many seeds it took until the checker of that rule noticed
+                   (--seeds at most, 100 without); each seed must be without a broken promise when nothing is planted
+  --regressions    every run that once failed, see seeds.md; with --long those of twenty nodes and ten minutes, too
   --quick          short, and twice
   --twice          every seed twice: the same seed must be the same run
   --log            says what goes wrong when it does";
@@ -223,7 +281,8 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
         plant: None,
         log: false,
     };
-    let mut asked = Asked { options, seeds: 1, twice: false, plants: false, regressions: false };
+    let mut asked =
+        Asked { options, seeds: None, twice: false, plants: false, regressions: false, long: false };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} wants a value\n{USAGE}"));
@@ -233,9 +292,10 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
             "--twice" => asked.twice = true,
             "--plants" => asked.plants = true,
             "--regressions" => asked.regressions = true,
+            "--long" => asked.long = true,
             "--log" => options.log = true,
             "--seed" => options.seed = value()?.parse()?,
-            "--seeds" => asked.seeds = value()?.parse()?,
+            "--seeds" => asked.seeds = Some(value()?.parse()?),
             "--nodes" => options.nodes = value()?.parse()?,
             "--minutes" => options.minutes = value()?.parse()?,
             "--until" => options.until = Some(value()?.parse()?),
@@ -247,6 +307,9 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
             "--plant" => options.plant = Some(Plant::named(&value()?)?),
             _ => return Err(format!("{argument} is not known\n{USAGE}").into()),
         }
+    }
+    if asked.long && !asked.regressions {
+        return Err("--long goes with --regressions".into());
     }
     if !(5..=200).contains(&asked.options.nodes) {
         return Err(format!("{} nodes: 5 to 200 are possible", asked.options.nodes).into());

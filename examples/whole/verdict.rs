@@ -9,6 +9,8 @@ use std::{
 use ron_core::{ErrorKind, Refusal, now};
 use tokio::time::Instant;
 
+use crate::options::Options;
+
 /// Broken promises that are kept word for word. The first is what matters.
 const KEPT: usize = 40;
 
@@ -31,6 +33,79 @@ pub(crate) struct Seen {
     /// Refusals, by what was asked and what the caller was told.
     pub(crate) refusals: BTreeMap<(&'static str, &'static str), u64>,
 }
+
+impl Seen {
+    /// The first promise that was broken in one of these words.
+    pub(crate) fn broken_as(&self, words: &[&str]) -> Option<&String> {
+        self.broken.iter().find(|broken| words.iter().any(|word| broken.contains(word)))
+    }
+
+    /// How often something happened.
+    pub(crate) fn count(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    /// What happened too seldom for a run to say anything, in words. A third of what the leanest of many runs had.
+    pub(crate) fn too_seldom(&self, options: &Options) -> Vec<String> {
+        let seconds = options.trouble().as_secs();
+        let mut seldom = Vec::new();
+        let mut least = |what: &str, least: u64| {
+            let times = self.count(what);
+            if times < least {
+                seldom.push(format!("{what}: {times} times, and {least} are the least"));
+            }
+        };
+        for (what, times) in FLOORS {
+            least(what, times * seconds / 600);
+        }
+        for (what, times) in NODE_FLOORS {
+            least(what, times * u64::from(options.nodes) * seconds / 600);
+        }
+        if options.trouble() >= ALL_FAULTS {
+            for fault in &options.faults {
+                least(&format!("fault: {}", fault.name()), 1);
+            }
+        }
+        seldom
+    }
+}
+
+/// Each fault that is switched on happens in a run that is this long.
+pub(crate) const ALL_FAULTS: Duration = Duration::from_secs(300);
+
+/// What happens at least so often in ten minutes, whatever goes wrong.
+const FLOORS: &[(&str, u64)] = &[
+    ("put", 100),
+    ("read", 400),
+    ("delete", 40),
+    ("policy changed", 30),
+    ("owed and there", 100),
+    ("deleted and gone", 40),
+    ("fetched", 10),
+    ("named", 20),
+    ("rotated", 5),
+    ("resolved", 30),
+    ("located", 50),
+    ("found", 50),
+    ("news published", 60),
+    ("asked and answered", 500),
+];
+
+/// What happens at least so often in ten minutes on each server.
+const NODE_FLOORS: &[(&str, u64)] = &[
+    ("news heard", 60),
+    ("put on one node", 80),
+    ("deleted on one node", 40),
+    ("queues seen", 10_000),
+    // What a node tells about its memory, each once a second.
+    ("cache of the index in bytes", 300),
+    ("clients of the index in bytes", 300),
+    ("records of the DHT in bytes", 300),
+    ("egress_bytes", 300),
+    ("get_streams", 300),
+    ("put_streams", 300),
+    ("claims", 300),
+];
 
 impl Verdict {
     pub(crate) fn new(log: bool) -> Self {
@@ -64,8 +139,9 @@ impl Verdict {
         }
     }
 
-    pub(crate) fn is_broken(&self) -> bool {
-        self.state().broken_count > 0
+    /// Whether a promise was broken, in one of these words.
+    pub(crate) fn is_broken(&self, words: &[&str]) -> bool {
+        self.state().broken_as(words).is_some()
     }
 
     /// Something happened.

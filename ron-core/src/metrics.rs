@@ -366,6 +366,13 @@ impl Metrics {
         shared.tallies.iter().filter(|((of, _), _)| *of == counter).map(|(_, tally)| tally.get()).sum()
     }
 
+    /// What the gauge of this name says, if there is one without labels.
+    #[must_use]
+    pub fn level(&self, name: &str) -> Option<f64> {
+        let shared = self.lock();
+        shared.gauges.iter().find(|(spec, _)| spec.name == name).map(|(_, gauge)| gauge.get())
+    }
+
     pub(crate) fn note_task(&self, spec: TaskSpec) {
         let mut shared = self.lock();
         shared.inventory.note_task(spec);
@@ -495,6 +502,7 @@ mod tests {
         assert!(text.contains("ron_test_busy_rejections_total{endpoint=\"work\"} 3"), "{text}");
         assert!(text.contains("ron_test_queue_depth{queue=\"work\"} 7"), "{text}");
         assert!(text.contains("ron_test_queue_capacity{queue=\"work\"} 512"), "{text}");
+        assert_eq!(metrics.level("no such gauge"), None);
         assert_eq!(metrics.queues(), [QueueState { name: "work", depth: 7, capacity: 512 }]);
         metrics.tally(Counter::BusyRejections, "play").add(1);
         assert_eq!(metrics.total(Counter::BusyRejections), 4);

@@ -94,26 +94,41 @@ struct Node {
     supervisor: Option<Supervisor>,
 }
 
+/// Says something if it is dropped by a panic.
+struct SayOnPanic(String);
+
+impl Drop for SayOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
 impl Sim {
     /// Runs `scenario` in a world of `seed`, on a paused clock, and returns what it returns. The environment variable
-    /// `RON_SEED` replaces the seed; a scenario that panics says which one it had.
+    /// `RON_SEED` replaces the seed; a scenario that panics says which one it had. What tries one seed after the other wants
+    /// [`run_seed`](Self::run_seed).
     ///
     /// # Panics
     /// If the scenario does, or if the runtime cannot be built.
     pub fn run<R>(seed: u64, scenario: impl AsyncFnOnce(&mut Sim) -> R) -> R {
-        struct SayOnPanic(u64);
-
-        impl Drop for SayOnPanic {
-            fn drop(&mut self) {
-                if std::thread::panicking() {
-                    eprintln!("replay with RON_SEED={}", self.0);
-                }
-            }
-        }
-
         let asked = std::env::var("RON_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = asked.unwrap_or(seed);
-        let _say = SayOnPanic(seed);
+        let _say = SayOnPanic(format!("replay with RON_SEED={seed}"));
+        Self::run_in(seed, scenario)
+    }
+
+    /// [`run`](Self::run) with exactly this seed, whatever the environment says.
+    ///
+    /// # Panics
+    /// If the scenario does, or if the runtime cannot be built.
+    pub fn run_seed<R>(seed: u64, scenario: impl AsyncFnOnce(&mut Sim) -> R) -> R {
+        let _say = SayOnPanic(format!("the seed was {seed}"));
+        Self::run_in(seed, scenario)
+    }
+
+    fn run_in<R>(seed: u64, scenario: impl AsyncFnOnce(&mut Sim) -> R) -> R {
         #[cfg(all(feature = "net", not(ron_loom)))]
         let _remembering = super::checked::Remembering::begin();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -285,6 +300,13 @@ mod tests {
 
     fn ip(number: u8) -> IpAddr {
         IpAddr::from([198, 18, 1, number])
+    }
+
+    #[test]
+    fn a_seed_that_must_be_that_one_is() {
+        for seed in [3, 4] {
+            assert_eq!(Sim::run_seed(seed, async |sim| sim.seed()), seed);
+        }
     }
 
     #[test]

@@ -1,0 +1,242 @@
+//! What is asked once everything is well: everything that is owed, and of every node something new of each kind. Then everybody
+//! loses power at once, has everything all the same, and stops as it should.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ron_core::{
+    ContentId, Deadline, ErrorKind,
+    sim::{CrashStyle, Sim},
+};
+use ron_index::Key;
+use ron_registry::{Approval, Content, Outcome, Registry};
+use ron_storage::{
+    claims::{Policy, RETENTION_MIN},
+    repair::Ack,
+};
+
+use crate::{
+    faults::Troubles,
+    node::{Host, OWNER, Role, identity, ip, policy, signer},
+    options::CLIENTS,
+    users::Checkers,
+    verdict::Verdict,
+    watch::{self, Ask},
+};
+
+/// Everything is asked for, and everything is answered.
+pub(crate) async fn ask_all(
+    sim: &mut Sim,
+    checkers: &Checkers,
+    troubles: &mut Troubles,
+    rng: &mut fastrand::Rng,
+) {
+    // Everybody has had time to say what it provides.
+    sim.run_for(Duration::from_secs(70)).await;
+    checkers.shared.read_all(rng).await;
+    checkers.names.compare_all().await;
+    troubles.read_back(true).await;
+    for host in checkers.hosts.all() {
+        for ask in Ask::ALL {
+            watch::probe(&host, ask, rng.u64(..), true, troubles.calm(), &checkers.verdict).await;
+        }
+        checkers.names.resolve(&host, &checkers.provided, rng, true).await;
+    }
+    for _ in 0..20 {
+        let Some(host) = checkers.some(rng, |host| host.role == Role::Client) else { continue };
+        checkers.names.locate(&host, &checkers.provided, rng, true).await;
+        checkers.provided.look(&host, rng, true).await;
+        checkers.news.publish(rng.u8(..5)).await;
+    }
+    begin_anew(sim, checkers, rng).await;
+    for what in checkers.news.missing() {
+        checkers.verdict.broken(format!("in peace, {what}"));
+    }
+    checkers.news.count_told();
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+/// Something that a server put in peace.
+struct Fresh {
+    host: Host,
+    id: ContentId,
+    content: Bytes,
+}
+
+impl Fresh {
+    fn name(&self) -> String {
+        format!("peace/{}", self.host.number)
+    }
+}
+
+/// On every server something is put, provided and named; others read it and resolve its name; then it is deleted, and gone.
+async fn begin_anew(sim: &mut Sim, checkers: &Checkers, rng: &mut fastrand::Rng) {
+    let (verdict, servers) = (&checkers.verdict, checkers.hosts.servers());
+    let mut all = Vec::new();
+    for host in &servers {
+        all.extend(put(host, rng.u64(..), verdict).await);
+    }
+    let Some(log) = checkers.hosts.get(OWNER) else { return verdict.broken("there is no log in peace") };
+    for fresh in &all {
+        name(&log.registry, fresh, verdict).await;
+    }
+    sim.run_for(Duration::from_secs(30)).await;
+    for (at, fresh) in all.iter().enumerate() {
+        let other = &all[(at + 1) % all.len()].host;
+        read(other, fresh, verdict).await;
+    }
+    for host in checkers.hosts.all().iter().filter(|host| host.role != Role::Liar) {
+        if let Some(fresh) = all.get(rng.usize(..all.len().max(1))) {
+            resolve(host, fresh, verdict).await;
+        }
+    }
+    for fresh in &all {
+        delete(fresh, verdict).await;
+    }
+    sim.run_for(Duration::from_secs(60)).await;
+    for (at, fresh) in all.iter().enumerate() {
+        let other = &all[(at + 1) % all.len()].host;
+        for host in [&fresh.host, other] {
+            gone(host, fresh, verdict).await;
+        }
+    }
+}
+
+async fn put(host: &Host, salt: u64, verdict: &Verdict) -> Option<Fresh> {
+    let keeping = host.keeping.as_ref()?;
+    let (number, owner) = (host.number, identity(host.number));
+    let content = Bytes::from(format!("{number} in peace, {salt}"));
+    let put = keeping.put(content.clone(), Policy::Copies(2), &owner, Ack::Copies(2), soon()).await;
+    let id = match put {
+        Ok(placed) => placed.id,
+        Err(error) => {
+            verdict.broken(format!("{number} takes nothing new in peace: {error}"));
+            return None;
+        }
+    };
+    verdict.count("new in peace: put");
+    if let Err(error) = host.dht.provide(id, soon()).await {
+        verdict.broken(format!("{number} provides nothing new in peace: {error}"));
+    }
+    Some(Fresh { host: host.clone(), id, content })
+}
+
+/// Two of those who decide now agree about a name.
+async fn name(log: &Registry, fresh: &Fresh, verdict: &Verdict) {
+    let text = fresh.name().parse().expect("letters and digits");
+    let decides = log.policy().map(|(_, policy)| policy);
+    let generation = (0..1000).find(|generation| decides.as_deref() == Some(&policy(*generation)));
+    let Some(generation) = generation else {
+        return verdict.broken("those decide in peace whom nobody has named");
+    };
+    let submitted = match log.draft_bind(text, Content::Artifact(fresh.id), Duration::from_secs(3600)) {
+        Ok(proposal) => {
+            let approve =
+                |number| -> Approval { proposal.approve(&signer(generation, number), proposal.expires()) };
+            let approvals = [0, 2].map(approve).to_vec();
+            log.submit(proposal, approvals, soon()).await
+        }
+        Err(error) => Err(error),
+    };
+    match submitted {
+        Ok(Outcome::Committed(_)) => verdict.count("new in peace: named"),
+        other => verdict.broken(format!("{} is not decided in peace: {other:?}", fresh.name())),
+    }
+}
+
+async fn read(host: &Host, fresh: &Fresh, verdict: &Verdict) {
+    let Some(keeping) = &host.keeping else { return };
+    match keeping.get(fresh.id, soon()).await {
+        Ok(bytes) => {
+            verdict.count("new in peace: read");
+            verdict
+                .promised(bytes == fresh.content, || format!("{} gives wrong bytes in peace", host.number));
+        }
+        Err(error) => {
+            verdict.broken(format!(
+                "{} does not give what {} just put: {error}",
+                host.number, fresh.host.number
+            ));
+        }
+    }
+}
+
+async fn resolve(host: &Host, fresh: &Fresh, verdict: &Verdict) {
+    let key: Key = fresh.name().parse().expect("letters and digits");
+    match host.index.reindex(&key, soon()).await {
+        Ok(answer) => {
+            let record = answer.resolution().name.clone();
+            verdict.count("new in peace: resolved");
+            verdict.promised(record.as_ref().is_some_and(|record| record.content == fresh.id), || {
+                format!("{} says {record:?} of {}, just named {}", host.number, fresh.name(), fresh.id)
+            });
+        }
+        Err(error) => {
+            verdict.broken(format!("{} does not know {}, just named: {error}", host.number, fresh.name()));
+        }
+    }
+}
+
+async fn delete(fresh: &Fresh, verdict: &Verdict) {
+    let Some(keeping) = &fresh.host.keeping else { return };
+    let owner = identity(fresh.host.number);
+    match keeping.delete(fresh.id, &owner, Duration::from_secs(RETENTION_MIN), soon()).await {
+        Ok(_) => verdict.count("new in peace: deleted"),
+        Err(error) => {
+            verdict.broken(format!("{} deletes nothing in peace: {error}", fresh.host.number));
+        }
+    }
+    if let Err(error) = fresh.host.dht.withdraw(fresh.id, soon()).await {
+        verdict.broken(format!("{} withdraws nothing in peace: {error}", fresh.host.number));
+    }
+}
+
+async fn gone(host: &Host, fresh: &Fresh, verdict: &Verdict) {
+    let Some(keeping) = &host.keeping else { return };
+    match keeping.get(fresh.id, soon()).await {
+        Ok(_) => verdict.broken(format!("{} was deleted in peace, and {} gives it", fresh.id, host.number)),
+        Err(error) => verdict.promised(error.kind() == ErrorKind::Caller, || {
+            format!("{} was deleted in peace, and {} says: {error}", fresh.id, host.number)
+        }),
+    }
+}
+
+/// At last everybody loses power at once, and has everything all the same; and then stops as it should.
+pub(crate) async fn power_cut(
+    sim: &mut Sim,
+    checkers: &Checkers,
+    troubles: &mut Troubles,
+    nodes: u8,
+    rng: &mut fastrand::Rng,
+) {
+    for number in 0..nodes {
+        let seed = rng.u64(..);
+        troubles.crash(sim, number, CrashStyle::Scramble { seed }).await;
+    }
+    for number in 0..nodes {
+        sim.restart(ip(number));
+    }
+    sim.run_for(Duration::from_secs(60)).await;
+    checkers.shared.read_all(rng).await;
+    checkers.names.compare_all().await;
+    checkers.names.show_fork().await;
+    for number in (0..nodes + CLIENTS + 1).rev() {
+        stop_last(sim, checkers, troubles, number).await;
+    }
+}
+
+async fn stop_last(sim: &mut Sim, checkers: &Checkers, troubles: &Troubles, number: u8) {
+    let verdict = &checkers.verdict;
+    let Some(supervisor) = sim.supervisor(ip(number)).cloned() else { return };
+    troubles.forget(number);
+    let Some(stopped) = sim.stop(ip(number)).await else { return };
+    verdict.add("tasks joined", stopped.drained);
+    verdict.add("tasks cut off", stopped.aborted);
+    watch::all_ended(number, &supervisor, verdict);
+    verdict.promised(stopped.aborted == 0, || {
+        format!("{number} had to cut off {} tasks at the end", stopped.aborted)
+    });
+}
