@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use ron_core::{
     Deadline, ErrorKind, Ratio, Supervisor,
     disk::Disk as _,
@@ -278,11 +277,11 @@ impl Troubles {
         let under_way = Arc::new(Mutex::new((0, Vec::new())));
         if let Some(disk) = disk.as_ref().filter(|_| is_well) {
             disk.slow_down(Duration::from_millis(10));
-            for at in 0..UNDER_WAY {
+            for _ in 0..UNDER_WAY {
                 let (store, under_way) = (host.store.clone(), Arc::clone(&under_way));
-                let content = Bytes::from(format!("{number} before its stop, {at}"));
+                let kept = self.checkers.kept.clone();
                 self.users.spawn(USER, |_| async move {
-                    let put = store.put_bytes(content, Deadline::after(Duration::from_secs(10))).await;
+                    let put = kept.put_last(number, &store).await;
                     let mut under_way = under_way.lock().unwrap_or_else(PoisonError::into_inner);
                     under_way.0 += 1;
                     under_way.1.extend(put.err());

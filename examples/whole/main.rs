@@ -8,6 +8,7 @@
 mod faults;
 mod hostile;
 mod kept;
+mod losses;
 mod names;
 mod news;
 mod node;
@@ -169,8 +170,7 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
             }
         }
         if second % 10 == 9 {
-            checkers.shared.look().await;
-            checkers.shared.sample(&mut rng, 4, troubles.can_talk()).await;
+            checkers.shared.look(&mut rng, troubles.can_talk()).await;
             checkers.names.sample(&mut rng).await;
         }
         if options.plant.is_some() && checkers.verdict.is_broken() {
@@ -239,7 +239,7 @@ async fn peace(sim: &mut Sim, checkers: &Checkers, rng: &mut fastrand::Rng) {
         let Some(host) = checkers.some(rng, |host| host.role == node::Role::Client) else { continue };
         checkers.names.locate(&host, &checkers.provided, rng, true).await;
         checkers.provided.look(&host, rng, true).await;
-        checkers.news.publish(rng.u8(..5)).await;
+        checkers.news.publish(rng.u8(..5), true).await;
     }
     sim.run_for(Duration::from_secs(20)).await;
     for what in checkers.news.missing() {
