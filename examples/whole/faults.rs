@@ -1,14 +1,13 @@
 //! What goes wrong, when, to whom, and for how long: all of it drawn from the seed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use bytes::Bytes;
 use ron_core::{
     ContentId, Deadline, ErrorKind, Ratio, Supervisor,
     disk::Disk as _,
@@ -69,15 +68,11 @@ struct Episode {
     end: End,
 }
 
-/// What a node acknowledged while it was being stopped, as those have it who asked for it.
-type Acknowledged = Vec<(ContentId, Bytes)>;
-
 /// How it went with those who had asked a node for something when it was stopped.
 #[derive(Default)]
 struct UnderWay {
     done: usize,
     errors: Vec<StorageError>,
-    acknowledged: Acknowledged,
 }
 
 /// What is wrong now.
@@ -90,7 +85,6 @@ pub(crate) struct Troubles {
     /// Those that have not happened yet come first from then on, if the run is long enough to promise all of them.
     overdue: Option<Instant>,
     happened: BTreeSet<Fault>,
-    acknowledged: BTreeMap<u8, Acknowledged>,
     calm: Calm,
     checkers: Checkers,
     lies: Lies,
@@ -113,7 +107,6 @@ impl Troubles {
             rng,
             overdue: (trouble >= ALL_FAULTS).then(|| now() + trouble / 2),
             happened: BTreeSet::new(),
-            acknowledged: BTreeMap::new(),
             calm: Calm::default(),
             checkers: checkers.clone(),
             lies: lies.clone(),
@@ -138,7 +131,6 @@ impl Troubles {
     /// A second passes: some things end, and perhaps something begins.
     pub(crate) async fn step(&mut self, sim: &mut Sim) {
         self.end_those(sim, |episode| episode.ends <= now()).await;
-        self.read_back(false).await;
         // Every step has chances of its own, and the fault is drawn out of all: with some of them switched off, the others come
         // when they came before, and to the same nodes.
         let mut rng = self.rng.fork();
@@ -150,36 +142,6 @@ impl Troubles {
             let fault = late.unwrap_or(drawn);
             if self.faults.contains(&fault) {
                 self.begin(sim, fault, &mut rng).await;
-            }
-        }
-    }
-
-    /// Reads what nodes acknowledged while they were being stopped, on those that are back. `all` of it in the end; before that what was
-    /// not read yet.
-    pub(crate) async fn read_back(&mut self, all: bool) {
-        let Checkers { verdict, hosts, .. } = &self.checkers;
-        for host in hosts.all() {
-            let number = host.number;
-            let Some(left) = self.acknowledged.get_mut(&number) else { continue };
-            while let Some((id, content)) = left.last() {
-                let read =
-                    host.store.get_bytes(*id, u64::MAX, Deadline::after(Duration::from_secs(10))).await;
-                match read {
-                    Ok(bytes) => {
-                        verdict.count("read back after a stop");
-                        verdict.promised(bytes == content, || {
-                            format!("{number} gives wrong bytes after a stop")
-                        });
-                    }
-                    // A slow disk, a crowd or the next stop say nothing about what is there.
-                    Err(error) if !all && (error.is_retryable() || error.kind() == ErrorKind::Canceled) => {
-                        break;
-                    }
-                    Err(error) => verdict.broken(format!(
-                        "{number} acknowledged {id} while it stopped, and does not give it after: {error}"
-                    )),
-                }
-                left.pop();
             }
         }
     }
@@ -370,7 +332,7 @@ impl Troubles {
             return None;
         }
         let Checkers { shared, kept, .. } = self.checkers.clone();
-        if is_lost && is_server && !(self.is_known_elsewhere(number).await && shared.may_lose(number).await) {
+        if is_lost && is_server && !shared.may_lose(number).await {
             return None;
         }
         if is_server {
@@ -388,38 +350,12 @@ impl Troubles {
         }
         if is_lost {
             sim.disk(ip(number))?.wipe();
-            self.acknowledged.remove(&number);
             kept.lost(number);
             if is_server {
                 shared.lost(number).await;
             }
         }
         Some((number.to_string(), End::Restart(number)))
-    }
-
-    /// Whether others have heard the last word that a node knows of each object it has. What it alone was told goes with its disk.
-    async fn is_known_elsewhere(&self, number: u8) -> bool {
-        let Some(host) = self.checkers.hosts.get(number) else { return false };
-        let others = self.checkers.hosts.servers();
-        let version =
-            |host: &Host, id: &ContentId| host.store.claims(id).iter().map(|claim| claim.version).max();
-        let mut after = None;
-        loop {
-            let Ok(page) = host.store.list(after, 1000, Deadline::after(Duration::from_secs(5))).await else {
-                return false;
-            };
-            for object in &page.objects {
-                let here = version(&host, &object.id);
-                let heard = |other: &Host| other.number != number && version(other, &object.id) >= here;
-                if here.is_some() && !others.iter().any(heard) {
-                    return false;
-                }
-            }
-            after = page.next;
-            if after.is_none() {
-                return true;
-            }
-        }
     }
 
     /// A machine loses power, or only its program. All of its tasks have ended then.
@@ -449,18 +385,14 @@ impl Troubles {
         let under_way = Arc::new(Mutex::new(UnderWay::default()));
         if let Some(disk) = disk.as_ref().filter(|_| is_well) {
             disk.slow_down(Duration::from_millis(10));
-            for at in 0..UNDER_WAY {
+            for _ in 0..UNDER_WAY {
                 let (store, under_way) = (host.store.clone(), Arc::clone(&under_way));
-                let content = Bytes::from(format!("{number} before its stop, {at}, {:?}", verdict.elapsed()));
+                let kept = self.checkers.kept.clone();
                 self.users.spawn(USER, |_| async move {
-                    let put =
-                        store.put_bytes(content.clone(), Deadline::after(Duration::from_secs(10))).await;
+                    let put = kept.put_last(number, &store).await;
                     let mut under_way = under_way.lock().unwrap_or_else(PoisonError::into_inner);
                     under_way.done += 1;
-                    match put {
-                        Ok(stored) => under_way.acknowledged.push((stored.id, content)),
-                        Err(error) => under_way.errors.push(error),
-                    }
+                    under_way.errors.extend(put.err());
                 });
             }
             sim.run_for(Duration::from_millis(1)).await;
@@ -473,7 +405,7 @@ impl Troubles {
         verdict.add("tasks cut off", stopped.aborted);
         watch::all_ended(number, &supervisor, &verdict);
         if is_well {
-            let UnderWay { done, errors, acknowledged } =
+            let UnderWay { done, errors } =
                 std::mem::take(&mut *under_way.lock().unwrap_or_else(PoisonError::into_inner));
             verdict.promised(done == UNDER_WAY, || {
                 format!("{number} stopped, and {done} of {UNDER_WAY} puts ended")
@@ -486,8 +418,6 @@ impl Troubles {
                 });
                 verdict.refused("put before a stop", &error);
             }
-            verdict.add("put before a stop", acknowledged.len());
-            self.acknowledged.entry(number).or_default().extend(acknowledged);
         }
         if let Some(disk) = disk.filter(|_| is_well) {
             disk.slow_down(Duration::ZERO);
@@ -514,7 +444,6 @@ impl Troubles {
             return None;
         }
         self.checkers.kept.doubt(number);
-        self.acknowledged.remove(&number);
         // Listed again: others may have been compacted away since.
         let files = objects(disk);
         let flipped =

@@ -14,9 +14,12 @@ use std::{
 use bytes::Bytes;
 use futures_core::Stream;
 use ron_core::{ContentId, Deadline, disk::Disk as _, sim::SimNode};
-use ron_storage::{Durability, Put, Store};
+use ron_storage::{Durability, Put, StorageError, Store};
 
 use crate::{node::SMALL, verdict::Verdict};
+
+/// From here on: what was being put when a node was asked to stop.
+const LAST: u64 = 1 << 40;
 
 /// Cloning shares it.
 #[derive(Clone)]
@@ -94,13 +97,14 @@ impl Kept {
     pub(crate) async fn live(self, number: u8, node: SimNode, store: Store) {
         self.check(number, &node, &store).await;
         let mut rng = fastrand::Rng::with_seed(node.seed);
-        let mut next =
-            self.state().owed.get(&number).and_then(|owed| owed.keys().last().copied()).unwrap_or(0);
+        let before =
+            |owed: &BTreeMap<u64, Option<bool>>| owed.range(..LAST).next_back().map(|(last, _)| *last);
+        let mut next = self.state().owed.get(&number).and_then(before).unwrap_or(0);
         loop {
             tokio::time::sleep(Duration::from_millis(rng.u64(200..6000))).await;
             next += 1;
             let durability = if rng.u8(..4) == 0 { Durability::Buffered } else { Durability::Durable };
-            self.put(number, next, durability, &store).await;
+            let _ = self.put(number, next, durability, &store).await;
             if rng.bool() {
                 self.delete(number, rng.u64(1..=next), &store).await;
             }
@@ -111,7 +115,27 @@ impl Kept {
         self.state().owed.entry(node).or_default().insert(number, owed);
     }
 
-    async fn put(&self, node: u8, number: u64, durability: Durability, store: &Store) {
+    /// Puts one more on a node that is about to be asked to stop. If that is acknowledged it is there when the node is back.
+    pub(crate) async fn put_last(&self, node: u8, store: &Store) -> Result<(), StorageError> {
+        let number = {
+            let mut state = self.state();
+            let owed = state.owed.entry(node).or_default();
+            let number = owed.range(LAST..).next_back().map_or(LAST, |(last, _)| last + 1);
+            owed.insert(number, None);
+            number
+        };
+        let put = self.put(node, number, Durability::Durable, store).await;
+        self.verdict.add("put while it stopped", usize::from(put.is_ok()));
+        put
+    }
+
+    async fn put(
+        &self,
+        node: u8,
+        number: u64,
+        durability: Durability,
+        store: &Store,
+    ) -> Result<(), StorageError> {
         let source = Pieces(content(node, number).into());
         self.owe(node, number, None);
         let put = Put { durability, ..Put::default() };
@@ -121,8 +145,12 @@ impl Kept {
                 if stored.durability == Durability::Durable {
                     self.owe(node, number, Some(true));
                 }
+                Ok(())
             }
-            Err(error) => self.verdict.refused("put on one node", &error),
+            Err(error) => {
+                self.verdict.refused("put on one node", &error);
+                Err(error)
+            }
         }
     }
 
@@ -176,6 +204,8 @@ impl Kept {
                 format!("{number} deleted {object} and has it again")
             });
             self.verdict.add("kept through a restart", usize::from(read.is_ok()));
+            let is_last = object >= LAST && owed == Some(true) && read.is_ok();
+            self.verdict.add("kept through a stop that it was put in", usize::from(is_last));
             let is_doubted = owed.is_none() && self.state().rotten.contains(&number);
             if !is_doubted {
                 self.owe(number, object, Some(read.is_ok()));

@@ -8,6 +8,7 @@
 mod faults;
 mod hostile;
 mod kept;
+mod losses;
 mod names;
 mod news;
 mod node;
@@ -232,8 +233,7 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
             });
         }
         if second % 10 == 9 {
-            checkers.shared.look().await;
-            checkers.shared.sample(&mut rng, 4, troubles.can_talk()).await;
+            checkers.shared.look(&mut rng, troubles.can_talk()).await;
             checkers.names.sample(&mut rng).await;
         }
         if is_noticed() {

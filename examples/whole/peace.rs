@@ -35,7 +35,6 @@ pub(crate) async fn ask_all(
     sim.run_for(Duration::from_secs(70)).await;
     checkers.shared.read_all(rng).await;
     checkers.names.compare_all().await;
-    troubles.read_back(true).await;
     for host in checkers.hosts.all() {
         for ask in Ask::ALL {
             watch::probe(&host, ask, rng.u64(..), true, troubles.calm(), &checkers.verdict).await;
@@ -46,7 +45,7 @@ pub(crate) async fn ask_all(
         let Some(host) = checkers.some(rng, |host| host.role == Role::Client) else { continue };
         checkers.names.locate(&host, &checkers.provided, rng, true).await;
         checkers.provided.look(&host, rng, true).await;
-        checkers.news.publish(rng.u8(..5)).await;
+        checkers.news.publish(rng.u8(..5), true).await;
     }
     begin_anew(sim, checkers, rng).await;
     for what in checkers.news.missing() {

@@ -1,20 +1,17 @@
 //! The checker of what nodes keep together: every object that was acknowledged can be read, right, while its policy holds,
 //! and what was deleted stays deleted.
 //!
-//! # When a policy holds
-//!
-//! An object in `n` copies survives `n - 1` lost disks, one in `k + m` shards the loss of `m` shards. What is lost is counted
-//! from when the object was last seen whole, with everything its policy asks for on disks that are not lost, whether their
-//! machines are on or not. A disk is taken away only if no object loses more than it survives; then nothing may be lost, and
-//! that is checked against what is on the other disks. A bit that flips may be in any object of that disk, so until that
-//! disk was scrubbed nothing on it counts: what was there is counted as lost, and what came later as well whenever another disk may go.
-//!
-//! What one node alone has heard, a delete or another policy, goes with the disk of that node: it is not taken away then.
+//! What may be lost, and what can be read while things go wrong, is in `losses`.
 //!
 //! # Which word is the later
 //!
 //! The version of a word is above what the node has heard, and at least its clock. A node that has not heard the last word and
 //! whose clock is behind says an earlier one, and says so: its version is below the last. Then either may hold.
+//!
+//! # What nobody knows
+//!
+//! A put or a delete that was refused may have happened all the same. While things go wrong, either is right. Once everything is
+//! well all servers say the same, and it is what they say: whole, or gone. From then on it is owed like everything else.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,25 +23,24 @@ use bytes::Bytes;
 use ron_core::{ContentId, Deadline, net::Identity};
 use ron_storage::{
     StorageError,
-    claims::{Policy, RETENTION_MIN, Standing},
+    claims::{Coding, Policy, RETENTION_MIN, Standing, Wanted},
+    fetch::FetchError,
     logic::shards::{ReedSolomon, encode},
     repair::Ack,
 };
 
 use crate::{
-    node::{Host, Hosts, Role},
+    losses::{Disks, Sight, tally},
+    node::{Host, Hosts},
     verdict::Verdict,
 };
 
 /// How long one call of a user may take.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Looks in a row at which an object could not be read although some node that is up has it.
-const BLIND_MAX: u32 = 4;
-
 /// What is known of an object's fate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+pub(crate) enum Fate {
     /// It was put, and nobody said that this worked.
     Unknown,
     /// It was acknowledged.
@@ -55,28 +51,30 @@ enum Fate {
     Deleted,
 }
 
-struct Object {
+pub(crate) struct Object {
     len: usize,
     salt: u64,
     owner: u8,
-    fate: Fate,
+    pub(crate) fate: Fate,
     /// The latest version of its claim that was acknowledged.
     version: u64,
     /// The policy it has, and the one it may have besides.
-    policy: Policy,
-    other: Option<Policy>,
+    pub(crate) policy: Policy,
+    pub(crate) other: Option<Policy>,
     /// Whether nobody knows which.
-    is_unsure: bool,
+    pub(crate) is_unsure: bool,
     /// Whether somebody is about to change or delete it: of two words at once, nobody knows which is the later.
     is_spoken_of: bool,
     /// Where the delete was said.
     deleted_by: Option<u8>,
+    /// Whether some node that had it told the DHT so.
+    is_provided: bool,
     /// Shards, by policy, for each that it ever had.
     shards: BTreeMap<(u8, u8), Vec<ContentId>>,
     /// Pieces on disks that were lost since it was last whole.
-    losses: usize,
-    /// Looks in a row at which it could not be read.
-    blind: u32,
+    pub(crate) losses: usize,
+    /// What is known of reading it.
+    pub(crate) sight: Sight,
 }
 
 impl Object {
@@ -85,12 +83,12 @@ impl Object {
     }
 
     /// What it may be made from: itself, and shards of every policy it ever had.
-    fn pieces<'a>(&'a self, id: &'a ContentId) -> impl Iterator<Item = &'a ContentId> {
+    pub(crate) fn pieces<'a>(&'a self, id: &'a ContentId) -> impl Iterator<Item = &'a ContentId> {
         self.shards.values().flatten().chain([id])
     }
 
     /// How much of it may be lost.
-    fn survives(&self) -> usize {
+    pub(crate) fn survives(&self) -> usize {
         let of = |policy: &Policy| match policy {
             Policy::Copies(copies) => usize::from(*copies).saturating_sub(1),
             Policy::Erasure { parity, .. } => usize::from(*parity),
@@ -99,7 +97,7 @@ impl Object {
     }
 
     /// Whether it can be made from what there is.
-    fn is_there(&self, id: &ContentId, has: &impl Fn(&ContentId) -> bool) -> bool {
+    pub(crate) fn is_there(&self, id: &ContentId, has: &impl Fn(&ContentId) -> bool) -> bool {
         let enough = |((data, _), shards): (&(u8, u8), &Vec<ContentId>)| {
             shards.iter().filter(|shard| has(shard)).count() >= usize::from(*data)
         };
@@ -107,7 +105,12 @@ impl Object {
     }
 
     /// Whether everything is there that a policy asks for.
-    fn has_all(&self, policy: Policy, id: &ContentId, count: &impl Fn(&ContentId) -> usize) -> bool {
+    pub(crate) fn has_all(
+        &self,
+        policy: Policy,
+        id: &ContentId,
+        count: &impl Fn(&ContentId) -> usize,
+    ) -> bool {
         match policy {
             Policy::Copies(copies) => count(id) >= usize::from(copies),
             Policy::Erasure { data, parity } => {
@@ -117,8 +120,40 @@ impl Object {
         }
     }
 
+    /// The shards that its policy asks for.
+    fn of_policy(&self) -> impl Iterator<Item = &ContentId> {
+        let coding = match self.policy {
+            Policy::Erasure { data, parity } => Some((data, parity)),
+            Policy::Copies(_) => None,
+        };
+        coding.and_then(|coding| self.shards.get(&coding)).into_iter().flatten()
+    }
+
+    /// What is not as everybody says that it is wanted.
+    fn unlike(
+        &self,
+        id: &ContentId,
+        wanted: &Wanted,
+        count: &impl Fn(&ContentId) -> usize,
+    ) -> Option<String> {
+        if self.fate == Fate::Deleted {
+            return Some("was deleted, and everybody wants it".to_owned());
+        }
+        let mut asked: Vec<Policy> = wanted.codings.iter().map(of_coding).collect();
+        asked.extend((wanted.copies > 0).then_some(Policy::Copies(wanted.copies)));
+        let is_asked =
+            asked == [self.policy] || (self.is_unsure && self.other.is_some_and(|other| asked == [other]));
+        if !is_asked {
+            return Some(format!("is wanted as {asked:?}"));
+        }
+        // What nobody acknowledged may be gone with a disk. What is left of it must become whole again.
+        let is_lost = self.fate == Fate::Unknown && !self.is_there(id, &|piece| count(piece) > 0);
+        let is_whole = asked.iter().all(|policy| self.has_all(*policy, id, count));
+        (!is_whole && !is_lost).then(|| "is not whole".to_owned())
+    }
+
     /// Whether everything is there that one of its policies asks for.
-    fn is_whole(&self, id: &ContentId, count: &impl Fn(&ContentId) -> usize) -> bool {
+    pub(crate) fn is_whole(&self, id: &ContentId, count: &impl Fn(&ContentId) -> usize) -> bool {
         self.has_all(self.policy, id, count)
             || self.other.is_some_and(|policy| self.has_all(policy, id, count))
     }
@@ -132,23 +167,20 @@ fn content(salt: u64, len: usize) -> Bytes {
 }
 
 #[derive(Default)]
-struct State {
-    objects: BTreeMap<ContentId, Object>,
-    /// What was on the disk of each node that is off.
-    left: BTreeMap<u8, BTreeSet<ContentId>>,
-    /// Nodes on whose disks a bit flipped, each with what is counted as lost there.
-    rotten: BTreeMap<u8, BTreeSet<ContentId>>,
+pub(crate) struct State {
+    pub(crate) objects: BTreeMap<ContentId, Object>,
+    pub(crate) disks: Disks,
 }
 
 /// What was put on many nodes. Cloning shares it.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    hosts: Hosts,
-    verdict: Verdict,
+    pub(crate) hosts: Hosts,
+    pub(crate) verdict: Verdict,
     state: Arc<Mutex<State>>,
 }
 
-fn soon() -> Deadline {
+pub(crate) fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
@@ -178,17 +210,25 @@ fn shards(content: &Bytes, policy: Policy) -> Option<((u8, u8), Vec<ContentId>)>
     Some(((data, parity), manifest.shards))
 }
 
-/// Everything that is in a node's store, and good as far as the store knows.
-async fn listed(host: &Host) -> Result<BTreeSet<ContentId>, StorageError> {
-    let (mut all, mut after) = (BTreeSet::new(), None);
-    loop {
-        let page = host.store.list(after, 1000, soon()).await?;
-        all.extend(page.objects.iter().filter(|stat| !stat.is_quarantined).map(|stat| stat.id));
-        after = page.next;
-        if after.is_none() {
-            return Ok(all);
-        }
+fn of_coding(Coding { data, parity, .. }: &Coding) -> Policy {
+    Policy::Erasure { data: *data, parity: *parity }
+}
+
+/// What all servers say of an object, if they have heard the same words.
+fn agreed(servers: &[Host], id: &ContentId) -> Option<Standing> {
+    let (first, others) = servers.split_first()?;
+    let claims = first.store.claims(id);
+    others.iter().all(|host| host.store.claims(id) == claims).then(|| first.store.standing(id))
+}
+
+/// What each server says of an object, if that is not the same.
+fn said(servers: &[Host], id: &ContentId) -> String {
+    let mut said: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for host in servers {
+        said.entry(format!("{:?}", host.store.claims(id))).or_default().push(host.number);
     }
+    let said: Vec<String> = said.iter().map(|(claims, who)| format!("{who:?} know {claims}")).collect();
+    said.join("; ")
 }
 
 impl Shared {
@@ -196,7 +236,7 @@ impl Shared {
         Shared { hosts: hosts.clone(), verdict: verdict.clone(), state: Arc::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,9 +258,10 @@ impl Shared {
             is_unsure: false,
             is_spoken_of: false,
             deleted_by: None,
+            is_provided: false,
             shards: shards(&content, policy).into_iter().collect(),
             losses: 0,
-            blind: 0,
+            sight: Sight::default(),
         };
         self.state().objects.insert(id, object);
         let put = keeping.put(content, policy, &owner(by), ack(policy), soon()).await;
@@ -248,6 +289,37 @@ impl Shared {
         (!owed.is_empty()).then(|| *owed[rng.usize(..owed.len())])
     }
 
+    /// One that is owed and, mostly, was provided.
+    fn pick_provided(&self, rng: &mut fastrand::Rng) -> Option<ContentId> {
+        if rng.u8(..8) == 0 {
+            return self.pick(rng);
+        }
+        let state = self.state();
+        let is_found = |object: &Object| object.fate == Fate::Owed && object.is_provided;
+        let found: Vec<&ContentId> =
+            state.objects.iter().filter(|(_, object)| is_found(object)).map(|(id, _)| id).collect();
+        (!found.is_empty()).then(|| *found[rng.usize(..found.len())])
+    }
+
+    /// Some that have a whole copy of an object tell the DHT so, for those who do not keep objects with others.
+    pub(crate) async fn provide(&self, id: ContentId) {
+        let mut told = 0;
+        for host in self.hosts.servers() {
+            if told == 2 {
+                break;
+            }
+            if host.store.has(id, soon()).await.unwrap_or(false) {
+                match host.dht.provide(id, Deadline::after(Duration::from_secs(10))).await {
+                    Ok(_) => told += 1,
+                    Err(error) => self.verdict.refused("provide", &error),
+                }
+            }
+        }
+        if let Some(object) = self.state().objects.get_mut(&id) {
+            object.is_provided |= told > 0;
+        }
+    }
+
     /// What an object should be.
     pub(crate) fn content_of(&self, id: &ContentId) -> Option<Bytes> {
         self.state().objects.get(id).map(Object::content)
@@ -264,28 +336,74 @@ impl Shared {
     pub(crate) async fn get(&self, host: &Host, rng: &mut fastrand::Rng) {
         let (Some(id), Some(keeping)) = (self.pick(rng), &host.keeping) else { return };
         match keeping.get(id, soon()).await {
-            Ok(bytes) => self.judge(&id, &bytes, "keeping"),
-            Err(error) => self.verdict.refused("get", &error),
+            Ok(bytes) => {
+                self.judge(&id, &bytes, "keeping");
+                self.was_read(&id);
+            }
+            Err(error) => {
+                self.verdict.refused("get", &error);
+                self.suspect(&id);
+            }
         }
     }
 
-    /// A user fetches something from whoever the DHT says has it.
+    /// A client fetches something from whoever the DHT says has it, and reads a part of it.
     pub(crate) async fn fetch(&self, host: &Host, rng: &mut fastrand::Rng) {
-        let Some(id) = self.pick(rng) else { return };
+        let Some(id) = self.pick_provided(rng) else { return };
         let providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
         match host.fetcher.fetch(id, &providers, soon()).await {
-            Ok(_) => match host.store.get_bytes(id, u64::MAX, soon()).await {
-                Ok(bytes) => {
-                    self.verdict.count("fetched");
-                    self.judge(&id, &bytes, "a fetch");
-                }
-                Err(error) => self.verdict.refused("read back", &error),
-            },
+            Ok(_) => {
+                self.verdict.count("fetched");
+                self.read_part(host, id, rng).await;
+            }
             Err(error) => self.verdict.refused("fetch", &error),
         }
-        // Clients fetch it again another time.
-        if host.role == Role::Client {
-            let _ = host.store.delete(id, soon()).await;
+        // It fetches it again another time.
+        let _ = host.store.delete(id, soon()).await;
+    }
+
+    /// Reads some bytes from the middle of what is in a node's own store.
+    async fn read_part(&self, host: &Host, id: ContentId, rng: &mut fastrand::Rng) {
+        let Some(content) = self.content_of(&id) else { return };
+        let from = rng.usize(..content.len());
+        let to = rng.usize(from + 1..=content.len());
+        let read = async {
+            let mut reader = host.store.get(id, from as u64..to as u64, soon()).await?;
+            let mut part = Vec::new();
+            while let Some(bytes) = reader.next().await? {
+                part.extend_from_slice(&bytes);
+            }
+            Ok::<_, StorageError>(part)
+        };
+        match read.await {
+            Ok(part) => {
+                self.verdict.count("read in part");
+                self.verdict.promised(part == content[from..to], || {
+                    format!("wrong bytes {from}..{to} of {id} from {}", host.number)
+                });
+            }
+            Err(error) => self.verdict.refused("read back", &error),
+        }
+    }
+
+    /// A user on any node has something sent by whoever the DHT says has it. Nothing of it is kept.
+    pub(crate) async fn download(&self, host: &Host, rng: &mut fastrand::Rng) {
+        let Some(id) = self.pick_provided(rng) else { return };
+        let providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
+        let sent = async {
+            let mut download = host.fetcher.download(id, &providers, soon())?;
+            let mut all = Vec::new();
+            while let Some(bytes) = download.next().await? {
+                all.extend_from_slice(&bytes);
+            }
+            Ok::<_, FetchError>(Bytes::from(all))
+        };
+        match sent.await {
+            Ok(bytes) => {
+                self.verdict.count("downloaded");
+                self.judge(&id, &bytes, "a download");
+            }
+            Err(error) => self.verdict.refused("download", &error),
         }
     }
 
@@ -348,247 +466,78 @@ impl Shared {
         }
     }
 
-    /// A node is about to go, and its disk stays.
-    pub(crate) async fn leaving(&self, number: u8) {
-        if let Some(host) = self.hosts.get(number) {
-            let left = listed(&host).await.unwrap_or_default();
-            self.state().left.insert(number, left);
-        }
-    }
-
-    /// A node is back.
-    pub(crate) fn came(&self, number: u8) {
-        self.state().left.remove(&number);
-    }
-
-    /// All of a node's disk was read again: it counts, but for what was found damaged.
-    pub(crate) fn scrubbed(&self, number: u8, damaged: &[ContentId]) {
-        let mut state = self.state();
-        let counted = state.rotten.remove(&number).unwrap_or_default();
-        let found: BTreeSet<&ContentId> = damaged.iter().filter(|piece| !counted.contains(piece)).collect();
-        for (id, object) in &mut state.objects {
-            object.losses += object.pieces(id).filter(|piece| found.contains(piece)).count();
-        }
-    }
-
-    /// What is on the disks of servers, also on those that are rotten.
-    async fn disks(&self) -> BTreeMap<u8, BTreeSet<ContentId>> {
-        let mut disks = self.state().left.clone();
-        for host in self.hosts.servers() {
-            if let Ok(listed) = listed(&host).await {
-                disks.insert(host.number, listed);
-            }
-        }
-        disks
-    }
-
-    /// What is on the disks of servers, but those that are rotten.
-    async fn holdings(&self) -> BTreeMap<u8, BTreeSet<ContentId>> {
-        let rotten = self.state().rotten.clone();
-        let mut holdings = self.disks().await;
-        holdings.retain(|number, _| !rotten.contains_key(number));
-        holdings
-    }
-
-    /// Looks which objects are whole.
-    pub(crate) async fn look(&self) {
-        let holdings = self.holdings().await;
-        let mut state = self.state();
-        let State { objects, rotten, .. } = &mut *state;
-        for (id, object) in objects {
-            let count = |piece: &ContentId| holdings.values().filter(|pieces| pieces.contains(piece)).count();
-            if object.is_whole(id, &count) {
-                object.losses = 0;
-                // What it has besides, on rotten disks, is not lost any more, and may be all it has once a surplus is dropped.
-                for counted in rotten.values_mut() {
-                    for piece in object.pieces(id) {
-                        counted.remove(piece);
-                    }
-                }
-            }
-            if !object.is_unsure && object.has_all(object.policy, id, &count) {
-                object.other = None;
-            }
-        }
-    }
-
-    /// Whether the disk of a node can be lost and every object survives it. If so, that is counted.
-    pub(crate) async fn may_lose(&self, number: u8) -> bool {
-        self.lose(number).await.is_some()
-    }
-
-    /// Whether a bit can flip on the disk of a node and every object survives it. If so, nothing counts that is there.
-    pub(crate) async fn may_rot(&self, number: u8) -> bool {
-        let Some(lost) = self.lose(number).await else { return false };
-        self.state().rotten.entry(number).or_default().extend(lost);
-        true
-    }
-
-    /// Counts what is on the disk of a node as lost and says what it is, if every object survives that.
-    async fn lose(&self, number: u8) -> Option<BTreeSet<ContentId>> {
-        let mut disks = self.disks().await;
-        let servers = self.hosts.servers();
-        let mut state = self.state();
-        for (rotten, counted) in &state.rotten {
-            if let Some(pieces) = disks.get_mut(rotten) {
-                pieces.retain(|piece| !counted.contains(piece));
-            }
-        }
-        let here = disks.remove(&number).unwrap_or_default();
-        disks.retain(|other, _| state.rotten.contains_key(other));
-        let mut hit = Vec::new();
-        for (id, object) in &state.objects {
-            let on =
-                |disk: &BTreeSet<ContentId>| object.pieces(id).filter(|piece| disk.contains(piece)).count();
-            let lost = on(&here);
-            // On other disks that are rotten, and not counted yet: it came after the bit had flipped, or the object was whole since.
-            let doubted: usize = disks.values().map(on).sum();
-            let is_owed = object.fate == Fate::Owed;
-            if lost > 0 && is_owed && object.losses + lost + doubted > object.survives() {
-                return None;
-            }
-            let heard = |host: &&Host| {
-                host.number != number
-                    && match object.fate {
-                        Fate::Deleted => host.store.standing(id) == Standing::Deleted,
-                        _ => host.store.standing(id) != Standing::Unclaimed,
-                    }
-            };
-            let matters =
-                object.fate == Fate::Deleted || (object.fate == Fate::Owed && object.other.is_some());
-            if matters && !servers.iter().any(|host| heard(&host)) {
-                return None;
-            }
-            if lost > 0 {
-                hit.push((*id, lost));
-            }
-        }
-        for (id, lost) in hit {
-            if let Some(object) = state.objects.get_mut(&id) {
-                object.losses += lost;
-            }
-        }
-        Some(here)
-    }
-
-    /// The disk of a node is lost. Everything that is owed can be made from the others.
-    pub(crate) async fn lost(&self, number: u8) {
-        self.state().left.insert(number, BTreeSet::new());
-        self.state().rotten.remove(&number);
-        let holdings = self.holdings().await;
-        let state = self.state();
-        for (id, object) in state.objects.iter().filter(|(_, object)| object.fate == Fate::Owed) {
-            let has = |piece: &ContentId| holdings.values().any(|pieces| pieces.contains(piece));
-            self.verdict.promised(object.is_there(id, &has), || {
-                let Object { policy, losses, .. } = object;
-                format!(
-                    "{id} ({policy:?}) is gone with the disk of {number}, {losses} losses since it was whole"
-                )
-            });
-        }
-    }
-
-    /// Reads some objects on nodes that have them. `can_talk` if all nodes can, which shards need.
-    pub(crate) async fn sample(&self, rng: &mut fastrand::Rng, count: usize, can_talk: bool) {
-        for _ in 0..count {
-            let Some(id) = self.pick(rng) else { return };
-            let rotten = self.state().rotten.clone();
-            let (mut holders, mut is_right) = (0, false);
-            for host in self.hosts.servers() {
-                if is_right
-                    || rotten.contains_key(&host.number)
-                    || !host.store.has(id, soon()).await.unwrap_or(false)
-                {
-                    continue;
-                }
-                holders += 1;
-                match host.store.get_bytes(id, u64::MAX, soon()).await {
-                    Ok(bytes) => {
-                        self.judge(&id, &bytes, "its holder");
-                        is_right = true;
-                    }
-                    Err(error) => self.verdict.refused("read", &error),
-                }
-            }
-            if holders == 0 && can_talk {
-                let holdings = self.holdings().await;
-                let up: BTreeSet<u8> = self.hosts.servers().iter().map(|host| host.number).collect();
-                let has = |piece: &ContentId| {
-                    holdings.iter().any(|(number, pieces)| up.contains(number) && pieces.contains(piece))
-                };
-                let is_there = self.state().objects.get(&id).is_some_and(|object| object.is_there(&id, &has));
-                let servers = self.hosts.servers();
-                for host in servers.iter().filter(|_| is_there).take(3) {
-                    let Some(keeping) = host.keeping.as_ref().filter(|_| !is_right) else { continue };
-                    holders += 1;
-                    match keeping.get(id, soon()).await {
-                        Ok(bytes) => {
-                            self.judge(&id, &bytes, "its shards");
-                            is_right = true;
-                        }
-                        Err(error) => self.verdict.refused("read", &error),
-                    }
-                }
-            }
-            let mut state = self.state();
-            let Some(object) = state.objects.get_mut(&id).filter(|object| object.fate == Fate::Owed) else {
-                continue;
-            };
-            object.blind = if is_right || holders == 0 { 0 } else { object.blind + 1 };
-            self.verdict.count(if is_right { "readable" } else { "unreadable for now" });
-            self.verdict.promised(object.blind < BLIND_MAX, || {
-                format!("{id} could not be read {BLIND_MAX} times though {holders} nodes have it")
-            });
-        }
-    }
-
     /// Whether everything is as it should be, now that everything is well. If not, what is missing.
     pub(crate) async fn missing(&self) -> Vec<String> {
         let holdings = self.holdings().await;
+        let tally = tally(holdings.values());
+        let count = |piece: &ContentId| tally.get(piece).copied().unwrap_or(0);
         let (mut missing, state) = (Vec::new(), self.state());
         let servers = self.hosts.servers();
+        let mut standings = BTreeMap::new();
+        for id in state.objects.keys() {
+            match agreed(&servers, id) {
+                Some(standing) => drop(standings.insert(id, standing)),
+                None => missing.push(format!("{id}: {}", said(&servers, id))),
+            }
+        }
         // Shards of short objects are the same where they are nothing but zeros.
-        let lives = state.objects.values().filter(|object| object.fate != Fate::Deleted);
+        let lives = state.objects.iter().filter(|(id, _)| standings.get(id) != Some(&Standing::Deleted));
         let wanted: BTreeSet<&ContentId> =
-            lives.flat_map(|object| object.shards.values().flatten()).collect();
-        for (id, object) in &state.objects {
-            let count = |piece: &ContentId| holdings.values().filter(|pieces| pieces.contains(piece)).count();
-            let pieces = || object.pieces(id);
-            match object.fate {
-                Fate::Owed => {
-                    if !object.is_whole(id, &count) {
-                        let found: Vec<usize> = pieces().map(&count).collect();
-                        missing.push(format!("{id} ({:?}) has {found:?} shards and copies", object.policy));
-                    }
-                }
-                Fate::Deleted => {
-                    // Shards of a policy that it had before are nobody's, and lie around until a collection.
-                    let codings = match object.policy {
-                        Policy::Erasure { data, parity } => object.shards.get(&(data, parity)),
-                        Policy::Copies(_) => None,
-                    };
-                    let shards = codings.into_iter().flatten().filter(|shard| !wanted.contains(shard));
+            lives.flat_map(|(_, object)| object.shards.values().flatten()).collect();
+        for (id, standing) in standings {
+            let Some(object) = state.objects.get(id) else { continue };
+            let wrong = match standing {
+                // It was refused before anybody said that somebody wants it.
+                Standing::Unclaimed if object.fate == Fate::Unknown => None,
+                Standing::Unclaimed => Some("is known to nobody".to_owned()),
+                Standing::Live(wanted) => object.unlike(id, &wanted, &count),
+                Standing::Deleted => {
+                    let shards = object.of_policy().filter(|shard| !wanted.contains(shard));
                     let copies: usize = shards.chain([id]).map(&count).sum();
-                    let believers =
-                        servers.iter().filter(|host| host.store.standing(id) != Standing::Deleted);
-                    let believers: Vec<u8> = believers.map(|host| host.number).collect();
-                    if copies > 0 || !believers.is_empty() {
-                        let Object { deleted_by: by, policy, other, len, .. } = object;
-                        let found: Vec<usize> = pieces().map(&count).collect();
-                        let on: Vec<u8> = holdings
-                            .iter()
-                            .filter(|(_, held)| pieces().any(|piece| held.contains(piece)))
-                            .map(|(number, _)| *number)
-                            .collect();
-                        missing.push(format!(
-                            "{id} of {len} bytes was deleted (on {by:?}; {policy:?}, {other:?}), {copies} pieces are on {on:?} ({found:?} shards and copies), and {believers:?} believe in it"
-                        ));
+                    match object.fate {
+                        Fate::Owed | Fate::Unknown => Some("is deleted everywhere".to_owned()),
+                        Fate::Deleted | Fate::Doubted => {
+                            (copies > 0).then(|| format!("is deleted, and {copies} pieces are there"))
+                        }
                     }
                 }
-                Fate::Unknown | Fate::Doubted => {}
+            };
+            if let Some(wrong) = wrong {
+                let Object { fate, deleted_by: by, policy, other, len, .. } = object;
+                let found: Vec<usize> = object.pieces(id).map(&count).collect();
+                let on: Vec<u8> = holdings
+                    .iter()
+                    .filter(|(_, held)| object.pieces(id).any(|piece| held.contains(piece)))
+                    .map(|(number, _)| *number)
+                    .collect();
+                missing.push(format!(
+                    "{id} of {len} bytes ({fate:?}; {policy:?}, {other:?}; deleted on {by:?}) {wrong}: {found:?} shards and copies on {on:?}"
+                ));
             }
         }
         missing
+    }
+
+    /// What nobody knew is what all servers say, now that everything is well.
+    async fn settle(&self) {
+        let servers = self.hosts.servers();
+        let tally = tally(self.holdings().await.values());
+        let has = |piece: &ContentId| tally.contains_key(piece);
+        let mut state = self.state();
+        for (id, object) in &mut state.objects {
+            if !matches!(object.fate, Fate::Unknown | Fate::Doubted) {
+                continue;
+            }
+            let (fate, what) = match (agreed(&servers, id), object.fate) {
+                // It was never acknowledged, so all of it may have gone with a disk.
+                (Some(Standing::Live(_)), Fate::Unknown) if !object.is_there(id, &has) => continue,
+                (Some(Standing::Live(_)), _) => (Fate::Owed, "in doubt, and there"),
+                (Some(Standing::Deleted), _) => (Fate::Deleted, "in doubt, and gone"),
+                _ => continue,
+            };
+            object.fate = fate;
+            self.verdict.count(what);
+        }
     }
 
     /// What is known of an object that could not be read, for whoever looks into it.
@@ -610,6 +559,7 @@ impl Shared {
 
     /// Reads everything that is owed from some node, and asks for everything that is deleted.
     pub(crate) async fn read_all(&self, rng: &mut fastrand::Rng) {
+        self.settle().await;
         let all: Vec<(ContentId, Fate)> =
             self.state().objects.iter().map(|(id, object)| (*id, object.fate)).collect();
         let servers = self.hosts.servers();
@@ -636,9 +586,13 @@ impl Shared {
                     self.verdict
                         .broken(format!("{id} was deleted, and {} gives it: {standing:?}", host.number));
                 }
-                (Fate::Deleted, Err(_)) => self.verdict.count("deleted and gone"),
+                (Fate::Deleted, Err(StorageError::NotFound { .. })) => self.verdict.count("deleted and gone"),
+                (Fate::Deleted, Err(error)) => {
+                    self.verdict
+                        .broken(format!("{id} was deleted, and {} does not know that: {error}", host.number));
+                }
                 (_, Ok(bytes)) => self.judge(&id, &bytes, "a node in peace"),
-                (_, Err(_)) => {}
+                (_, Err(_)) => self.verdict.count("never acknowledged, and not there"),
             }
         }
     }

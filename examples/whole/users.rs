@@ -37,7 +37,7 @@ impl Checkers {
             shared: Shared::new(&hosts, &verdict),
             kept: Kept::new(&verdict),
             names: Names::new(&hosts, &verdict),
-            news: News::new(&verdict),
+            news: News::new(&hosts, &verdict),
             provided: Provided::new(&verdict),
             verdict,
             hosts,
@@ -66,25 +66,23 @@ impl Checkers {
         let what = rng.u8(..100);
         let host = match what {
             0..64 => self.some(rng, is_server),
-            64..76 => self.some(rng, is_client),
+            64..73 => self.some(rng, is_client),
             _ => self.some(rng, |_| true),
         };
         let Some(host) = host else { return };
         match what {
             0..26 => {
                 let put = self.shared.put(&host, rng).await;
-                // Some are provided, for those who do not keep objects with others.
                 if let Some(id) = put.filter(|_| rng.bool()) {
-                    if let Err(error) = host.dht.provide(id, Deadline::after(Duration::from_secs(10))).await {
-                        self.verdict.refused("provide", &error);
-                    }
+                    self.shared.provide(id).await;
                 }
             }
             26..50 => self.shared.get(&host, rng).await,
             50..58 => self.shared.delete(&host, rng).await,
             58..64 => self.shared.change(&host, rng).await,
-            64..74 => self.shared.fetch(&host, rng).await,
-            74..76 => self.provided.look(&host, rng, false).await,
+            64..71 => self.shared.fetch(&host, rng).await,
+            71..73 => self.provided.look(&host, rng, false).await,
+            73..76 => self.shared.download(&host, rng).await,
             76..82 => {
                 let provided = self.provided.pick(rng).map(|(_, content)| content).filter(|_| rng.bool());
                 if let Some(id) = provided.or_else(|| self.shared.pick(rng)) {
@@ -94,7 +92,7 @@ impl Checkers {
             82..83 => self.names.rotate().await,
             83..88 => self.names.resolve(&host, &self.provided, rng, false).await,
             88..93 => self.names.locate(&host, &self.provided, rng, false).await,
-            _ => self.news.publish(host.number).await,
+            _ => self.news.publish(host.number, false).await,
         }
     }
 
