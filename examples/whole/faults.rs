@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     hostile::Lies,
-    node::{Host, OWNER, RESERVE, ip},
+    node::{OWNER, RESERVE, ip},
     options::{CLIENTS, Fault, Options},
     users::{Checkers, USER},
     verdict::ALL_FAULTS,

@@ -23,7 +23,7 @@ use std::{
 };
 
 use ron_core::{ContentId, Deadline};
-use ron_storage::{StorageError, claims::Standing};
+use ron_storage::StorageError;
 
 use crate::{
     node::Host,

@@ -38,9 +38,12 @@ const NODE_BYTES: u64 = 32 << 20;
 /// Whatever a node said instead of an answer.
 type Refused = Box<dyn Refusal + Send + Sync>;
 
+/// How much is wrong in each place, and when that last changed.
+type Places = BTreeMap<Place, (u32, Option<Instant>)>;
+
 /// Where nothing is wrong, and since when. Cloning shares it.
 #[derive(Clone, Default)]
-pub(crate) struct Calm(Arc<Mutex<BTreeMap<Place, (u32, Option<Instant>)>>>);
+pub(crate) struct Calm(Arc<Mutex<Places>>);
 
 /// Where something may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
