@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_the_very_signature() {
-        let (one, other) = (Identity::from_seed([1; 32]), Identity::from_seed([2; 32]));
+        let (one, other) = (Identity::from_seed(&[1; 32]), Identity::from_seed(&[2; 32]));
         let signature = one.sign("domain", b"message");
         let verify = |identity: &Identity, message: &[u8]| {
             identity.public_key().verify_strict("domain", message, &signature)
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn outside_of_a_world_nothing_is_remembered() {
         drop(Remembering::begin());
-        let one = Identity::from_seed([1; 32]);
+        let one = Identity::from_seed(&[1; 32]);
         let signature = one.sign("domain", b"message");
         assert_eq!(one.public_key().verify_strict("domain", b"message", &signature), Ok(()));
         CHECKED.with_borrow(|checked| assert!(checked.is_none()));
