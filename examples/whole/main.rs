@@ -20,7 +20,7 @@ mod users;
 mod verdict;
 mod watch;
 
-use std::{collections::BTreeMap, error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, process::ExitCode, sync::Arc, time::Duration};
 
 use ron_core::{
     Ratio, Supervisor,
@@ -57,15 +57,25 @@ struct Report {
     converged: Option<Duration>,
 }
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).peekable();
     if arguments.peek().is_some_and(|argument| argument == "--help") {
         println!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
-    let asked = options::parse(arguments)?;
-    let is_well = if asked.plants { plants(&asked) } else { try_all(&asked.runs()?, asked.twice) };
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let asked = options::parse(arguments).and_then(|asked| Ok((asked.runs()?, asked)));
+    match asked {
+        Ok((_, asked)) if asked.plants => code(plants(&asked)),
+        Ok((runs, asked)) => code(try_all(&runs, asked.twice)),
+        Err(error) => {
+            eprintln!("whole: {error}; whole --help says more");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn code(is_well: bool) -> ExitCode {
+    if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// One run after the other, whatever comes of each, and then what came of all.
@@ -118,7 +128,7 @@ fn try_seed(options: &Options, twice: bool) -> (bool, Seen) {
     let report = run(options);
     let took = began.elapsed();
     let Report { trace, events, seen, converged } = &report;
-    let Seen { broken, broken_count, counts, refusals } = seen;
+    let Seen { broken, broken_count, counts, refusals, .. } = seen;
     println!("{:.1} s, {events} events, trace {}", took.as_secs_f64(), &trace[..16]);
     for (what, times) in counts {
         println!("  {times:>9}  {what}");
@@ -135,7 +145,9 @@ fn try_seed(options: &Options, twice: bool) -> (bool, Seen) {
     }
     let mut is_well = *broken_count == 0;
     if !is_well {
-        println!("{broken_count} promises were broken; again with: whole {options}");
+        println!(
+            "{broken_count} promises were broken; again with: cargo run --release --example whole -- {options}"
+        );
     }
     // Not a part of what is compared. Counted from where it began: what runs before it left behind is not its own.
     if let (Some((before, _)), Some((after, peak))) = (before, watch::process_memory()) {
@@ -148,7 +160,9 @@ fn try_seed(options: &Options, twice: bool) -> (bool, Seen) {
             left >> 20
         );
         if took > most {
-            println!("BROKEN the run takes more memory than its nodes may; again with: whole {options}");
+            println!(
+                "BROKEN the run takes more memory than its nodes may; again with: cargo run --release --example whole -- {options}"
+            );
             is_well = false;
         }
     }
@@ -279,7 +293,10 @@ async fn unsettled(checkers: &Checkers, nodes: u8) -> Vec<String> {
     let hosts = checkers.hosts.all();
     let mut missing: Vec<String> = (0..nodes + CLIENTS + 1)
         .filter(|number| hosts.iter().all(|host| host.number != *number))
-        .map(|number| format!("{number} is not there"))
+        .map(|number| match checkers.verdict.why_not_started(number) {
+            Some(why) => format!("{number} is not there, and does not start: {why}"),
+            None => format!("{number} is not there"),
+        })
         .collect();
     missing.extend(hosts.iter().flat_map(watch::closed));
     missing.extend(checkers.names.missing());
@@ -304,12 +321,12 @@ async fn live(node: SimNode, number: u8, nodes: u8, lies: Lies, checkers: Checke
                 Ok(host) => break host,
                 // As whoever runs it would: again, until it starts.
                 Err(error) => {
-                    checkers.verdict.count("start refused");
-                    checkers.verdict.say(|| format!("{number} does not start: {error}"));
+                    checkers.verdict.start_refused(number, &error.to_string());
                 }
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         };
+        checkers.verdict.started(number);
         checkers.shared.came(number);
         checkers.hosts.insert(host.clone());
         let Checkers { provided, news, kept, shared, verdict, .. } = checkers.clone();

@@ -261,7 +261,8 @@ whole [--seed N] [--minutes M] [--nodes K] [--seeds COUNT] [--until SECONDS] [--
   --seeds COUNT    so many seeds, one after the other (1), and at the end which of them failed
   --minutes M      virtual minutes in which things go wrong (10); then everything is well and must converge
   --nodes K        servers, 5 to 200 (20); two clients and a liar besides
-  --until SECONDS  nothing goes wrong after so many seconds; halve it to find what matters
+  --until SECONDS  nothing goes wrong any more so many seconds after trouble began, which is at 40 s by the times that are printed;
+                   halve it to find what matters
   --only A,B       only these faults, or none
   --without A,B    all but these
   --plant BUG      breaks a rule on purpose
@@ -270,7 +271,16 @@ whole [--seed N] [--minutes M] [--nodes K] [--seeds COUNT] [--until SECONDS] [--
   --regressions    every run that once failed, see seeds.md; with --long those of twenty nodes and ten minutes, too
   --quick          short, and twice
   --twice          every seed twice: the same seed must be the same run
-  --log            says what goes wrong when it does";
+  --log            says what is done and goes wrong when it does
+
+FAULTS  partition, oneway (the others are heard and do not hear), kill (the program), tear (power: what was not synced is kept, lost or
+        torn), wipe (power and disk), stop (asked to), slowdisk, fulldisk, rot (a bit flips), clock (jumps by hours), lossy, hostile
+        (a peer lies), overload; crash is kill,tear,wipe and disk is slowdisk,fulldisk,rot
+BUGS    skip-fsync, skip-verify, drop-on-drain, unbounded-lane, forget-tombstone
+
+Servers have the numbers from 0 to K-1, the two clients K and K+1, the liar K+2. A run: 40 s in which all find each other, M minutes of
+trouble, peace until everything is as it should be (600 s at most), new work for everybody, a power cut of all, and everything again.
+Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense.";
 
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Box<dyn Error>> {
     let options = Options {
@@ -286,7 +296,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
         Asked { options, seeds: None, twice: false, plants: false, regressions: false, long: false };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().ok_or(format!("{argument} wants a value\n{USAGE}"));
+        let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
         let options = &mut asked.options;
         match &*argument {
             "--quick" => (options.nodes, options.minutes, asked.twice) = (10, 2, true),
@@ -306,7 +316,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
                 options.faults.retain(|fault| !without.contains(fault));
             }
             "--plant" => options.plant = Some(Plant::named(&value()?)?),
-            _ => return Err(format!("{argument} is not known\n{USAGE}").into()),
+            _ => return Err(format!("{argument} is not known").into()),
         }
     }
     if asked.long && !asked.regressions {

@@ -211,6 +211,7 @@ pub(crate) async fn power_cut(
     nodes: u8,
     rng: &mut fastrand::Rng,
 ) {
+    checkers.verdict.say(|| "everybody loses power".to_owned());
     for number in 0..nodes {
         let seed = rng.u64(..);
         troubles.crash(sim, number, CrashStyle::Scramble { seed }).await;
@@ -219,6 +220,13 @@ pub(crate) async fn power_cut(
         sim.restart(ip(number));
     }
     sim.run_for(Duration::from_secs(60)).await;
+    let back = checkers.hosts.all();
+    for number in (0..nodes).filter(|number| back.iter().all(|host| host.number != *number)) {
+        let why = checkers.verdict.why_not_started(number).unwrap_or_else(|| "it is still at it".to_owned());
+        checkers
+            .verdict
+            .broken(format!("{number} does not start after a power cut, and has it no more: {why}"));
+    }
     checkers.shared.read_all(rng).await;
     checkers.names.compare_all().await;
     checkers.names.show_fork().await;

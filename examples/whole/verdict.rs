@@ -32,6 +32,8 @@ pub(crate) struct Seen {
     pub(crate) counts: BTreeMap<String, u64>,
     /// Refusals, by what was asked and what the caller was told.
     pub(crate) refusals: BTreeMap<(&'static str, &'static str), u64>,
+    /// Why each node that has not started did not when it first tried.
+    starts: BTreeMap<u8, String>,
 }
 
 impl Seen {
@@ -110,6 +112,26 @@ const NODE_FLOORS: &[(&str, u64)] = &[
 impl Verdict {
     pub(crate) fn new(log: bool) -> Self {
         Verdict { began: now(), log, state: Arc::default() }
+    }
+
+    /// A node did not start. What it says first is why: after that its own address is taken, as a program that goes on leaves it.
+    pub(crate) fn start_refused(&self, number: u8, why: &str) {
+        self.count("start refused");
+        let is_first = !self.state().starts.contains_key(&number);
+        if is_first {
+            self.state().starts.insert(number, why.to_owned());
+            self.say(|| format!("{number} does not start: {why}"));
+        }
+    }
+
+    /// A node has started.
+    pub(crate) fn started(&self, number: u8) {
+        self.state().starts.remove(&number);
+    }
+
+    /// Why a node has not started yet.
+    pub(crate) fn why_not_started(&self, number: u8) -> Option<String> {
+        self.state().starts.get(&number).cloned()
     }
 
     fn state(&self) -> MutexGuard<'_, Seen> {
