@@ -91,7 +91,13 @@ fn options() -> Outcome<Options> {
                 (options.steady, options.beyond) = (Duration::from_secs(10), Duration::from_secs(5));
                 options.is_quick = true;
             }
-            other => return Err(format!("no option {other}").into()),
+            "--help" => {
+                println!(
+                    "soak [--minutes 30] [--beyond 5] [--svg FILE] [--quick]; RON_REFD is the refd to run"
+                );
+                std::process::exit(0);
+            }
+            other => return Err(format!("no option {other}; --help says which there are").into()),
         }
     }
     Ok(options)
@@ -723,12 +729,15 @@ fn chart(phases: &[&Phase]) -> String {
     let total = FIGURES.len() as f64 * (height + 30.0) + 20.0;
     let names: Vec<String> = phases
         .iter()
-        .map(|phase| format!("{} for {:.0} min", phase.name, phase.took.as_secs_f64() / 60.0))
+        .zip(["blue", "red"])
+        .map(|(phase, colour)| {
+            format!("{colour}: {} for {:.0} min", phase.name, phase.took.as_secs_f64() / 60.0)
+        })
         .collect();
     format!(
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {total}' width='{0}' height='{total}'><style>{STYLE}</style>{svg}<text x='{left}' y='{1:.0}'>{2}</text></svg>\n",
         width + left + 20.0,
         total - 6.0,
-        names.join(", then ")
+        names.join("; ")
     )
 }

@@ -4,6 +4,8 @@
 //! is held open for a while, because messages overtake each other and repair takes a moment, and then it is told as a
 //! gap. What comes after all is still taken, once. Memory is one window of bits per publisher, for so many publishers.
 
+mod rumours;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     ops::RangeInclusive,
@@ -11,6 +13,8 @@ use std::{
 };
 
 use ron_core::NodeId;
+
+use rumours::Rumours;
 
 /// Numbers below the highest that are told apart. What is further behind is old.
 pub const WINDOW: u64 = 1024;
@@ -79,6 +83,8 @@ pub struct Publishers {
     gap_after: Duration,
     /// When we joined, in milliseconds since 1970: whoever began after that has nothing that we are not owed.
     joined_ms: u64,
+    /// What neighbours say there is, and is not here.
+    rumours: Rumours,
     told: VecDeque<Gap>,
     /// No hole was opened before this, so until it is old enough nobody needs to look.
     holes_since: Option<Duration>,
@@ -137,6 +143,7 @@ impl Publishers {
             publishers_max,
             gap_after,
             joined_ms,
+            rumours: Rumours::default(),
             told: VecDeque::new(),
             holes_since: None,
         }
@@ -167,6 +174,7 @@ impl Publishers {
     /// A message is here, proven.
     pub fn on_message(&mut self, serial: &Serial, now: Duration) {
         let Serial { publisher, since, seq } = *serial;
+        self.rumours.on_message(&publisher, (since, seq));
         if self.tracks.get(&publisher).is_some_and(|track| track.since < since) {
             // What was owed of the last time will not come.
             if let Some(track) = self.tracks.remove(&publisher) {
@@ -213,7 +221,7 @@ impl Publishers {
         }
     }
 
-    /// Holes that were open for too long become gaps.
+    /// Holes that were open for too long become gaps, and so does what neighbours have said for too long to be there.
     pub fn on_tick(&mut self, now: Duration) {
         if self.wake_at().is_none_or(|at| at > now) {
             return;
@@ -221,17 +229,50 @@ impl Publishers {
         for (publisher, track) in &mut self.tracks {
             while track.holes.front().is_some_and(|hole| hole.opened + self.gap_after <= now) {
                 let hole = track.holes.pop_front().expect("just seen");
-                tell(&mut self.told, *publisher, track.since, hole);
+                // By rumour it was told before.
+                if hole.to > self.rumours.told(publisher, track.since) {
+                    tell(&mut self.told, *publisher, track.since, hole);
+                }
             }
         }
         let holes = self.tracks.values().filter_map(|track| track.holes.front());
         self.holes_since = holes.map(|hole| hole.opened).min();
+        for (publisher, (since, high), told) in self.rumours.due(now.saturating_sub(self.gap_after)) {
+            let Some(had) = self.had(&publisher, since) else { continue };
+            let from = had.max(told).max(high.saturating_sub(WINDOW)) + 1;
+            if from <= high {
+                self.told.push_back(Gap { publisher, since, seqs: from..=high });
+            }
+        }
     }
 
     /// When the next hole may become a gap.
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
-        self.holes_since.map(|since| since + self.gap_after)
+        let since = [self.holes_since, self.rumours.waiting_since()].into_iter().flatten().min();
+        since.map(|since| since + self.gap_after)
+    }
+
+    /// A neighbour, one of so many, says what it has of a publisher.
+    pub fn on_said(&mut self, from: NodeId, said: &Summary, neighbours: usize, now: Duration) {
+        let mut rumours = std::mem::take(&mut self.rumours);
+        rumours.on_said(from, said, (neighbours, self.publishers_max), now, |(since, high)| {
+            self.had(&said.publisher, since).is_none_or(|had| had >= high)
+        });
+        self.rumours = rumours;
+    }
+
+    /// The highest number of a beginning of which nothing above it is here, all below being a matter of holes; `None` if nothing of that
+    /// beginning is owed.
+    fn had(&self, publisher: &NodeId, since: u64) -> Option<u64> {
+        let last = self.tracks.get(publisher).map(|track| (track.since, track.high));
+        let last = last.or_else(|| self.forgotten.get(publisher).map(|last| (last.since, last.high)));
+        match last {
+            Some((known, high)) if known == since => Some(high),
+            Some((known, _)) if known > since => None,
+            _ if since > self.joined_ms => Some(0),
+            _ => self.hearsay.get(publisher).filter(|(told, _)| *told == since).map(|(_, first)| first - 1),
+        }
     }
 
     /// The next gap to be told.
@@ -460,6 +501,69 @@ mod tests {
         publishers.on_message(&serial(5, 5), ms(103));
         assert_eq!(publishers.freshness(&serial(5, 5)), Freshness::Known);
         assert_eq!(publishers.wake_at(), None);
+    }
+
+    fn said(publishers: &mut Publishers, from: u8, high: u64, at: u64) {
+        let said = Summary { publisher: WHO, since: 5, high };
+        publishers.on_said(NodeId::from_bytes([from; 32]), &said, 4, ms(at));
+    }
+
+    /// The last message did not come, and whoever had it has let go of it: no next one shows the hole.
+    #[test]
+    fn what_two_neighbours_say_is_there_is_told_if_it_does_not_come() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        publishers.on_message(&serial(5, 4), ms(0));
+        said(&mut publishers, 1, 6, 10);
+        assert_eq!(gaps(&mut publishers), []);
+        publishers.on_tick(ms(100));
+        assert_eq!(gaps(&mut publishers), [1..=3]);
+        assert_eq!(publishers.wake_at(), None, "one of many may make it up");
+        said(&mut publishers, 1, 7, 110);
+        said(&mut publishers, 2, 5, 120);
+        assert_eq!(publishers.wake_at(), Some(ms(220)));
+        publishers.on_tick(ms(219));
+        assert_eq!(gaps(&mut publishers), []);
+        publishers.on_tick(ms(220));
+        assert_eq!(gaps(&mut publishers), [5..=5]);
+        said(&mut publishers, 3, 5, 230);
+        assert_eq!(publishers.wake_at(), None, "once is enough");
+        // The next one shows a hole that was told, and one that was not.
+        publishers.on_message(&serial(5, 6), ms(300));
+        publishers.on_message(&serial(5, 8), ms(300));
+        publishers.on_tick(ms(400));
+        assert_eq!(gaps(&mut publishers), [7..=7]);
+    }
+
+    #[test]
+    fn what_comes_in_time_or_is_not_owed_is_not_told() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        publishers.on_message(&serial(5, 1), ms(0));
+        said(&mut publishers, 1, 2, 10);
+        said(&mut publishers, 2, 2, 10);
+        publishers.on_message(&serial(5, 2), ms(50));
+        assert_eq!(publishers.wake_at(), None);
+        let mut later = Publishers::new(10, ms(100), 9);
+        later.missing(&Summary { publisher: WHO, since: 5, high: 2 }, 10);
+        said(&mut later, 1, 2, 10);
+        said(&mut later, 2, 2, 10);
+        assert_eq!(later.wake_at(), None, "that was before it came");
+        said(&mut later, 1, 3, 20);
+        said(&mut later, 2, 3, 20);
+        later.on_tick(ms(120));
+        assert_eq!(gaps(&mut later), [3..=3]);
+    }
+
+    #[test]
+    fn a_publisher_is_believed_about_itself_and_an_only_neighbour_about_all() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        said(&mut publishers, 7, 1, 0);
+        publishers.on_tick(ms(100));
+        assert_eq!(gaps(&mut publishers), [1..=1]);
+        let mut alone = Publishers::new(10, ms(100), 0);
+        let one = Summary { publisher: WHO, since: 5, high: 1 };
+        alone.on_said(NodeId::from_bytes([1; 32]), &one, 1, ms(0));
+        alone.on_tick(ms(100));
+        assert_eq!(gaps(&mut alone), [1..=1]);
     }
 
     #[test]

@@ -241,6 +241,7 @@ impl Gossip {
                 continue;
             }
             let seqs = self.publishers.missing(summary, left);
+            self.publishers.on_said(from, summary, self.links.len(), now);
             left -= seqs.len();
             if !seqs.is_empty() {
                 // One fetch lasts until it has come: the next digest tells what is still missing.
