@@ -235,6 +235,7 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 5057 --nodes 20 --minutes 10",
     "--seed 5083 --nodes 20 --minutes 10",
     "--seed 5088 --nodes 20 --minutes 10",
+    "--seed 7030 --nodes 20 --minutes 10",
 ];
 
 impl Asked {
