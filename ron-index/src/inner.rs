@@ -293,6 +293,14 @@ impl Inner {
         let _ = self.behaviour.try_push(Behaviour { source, is_failure: error.is_some() });
     }
 
+    /// Whether there are sources of providers and all of them are left alone.
+    pub(crate) fn has_nobody(&self) -> bool {
+        let views = self.breakers.load();
+        let mut providers =
+            (0..self.sources.providers.len()).map(|at| views[self.sources.number(Source::Providers(at))]);
+        providers.len() > 0 && providers.all(|view| view.state != BreakerState::Closed)
+    }
+
     /// A source that is left alone, the one that may be asked first, for the error that says so.
     pub(crate) fn breaker_open(&self) -> IndexError {
         let (views, now) = (self.breakers.load(), now());

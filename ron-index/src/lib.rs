@@ -62,6 +62,8 @@
 #[doc = include_str!("../README.md")]
 struct ReadmeIsRun;
 
+mod answer;
+mod builder;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -94,8 +96,10 @@ pub use ron_registry;
 #[cfg(feature = "storage")]
 pub use ron_storage;
 
+pub use answer::{Answer, Found, Stale};
+pub use builder::Builder;
 pub use error::IndexError;
-pub use handle::{Answer, Builder, Event, Found, Index, Stale, Status};
+pub use handle::{Event, Index, Status};
 pub use logic::{
     cache::Resolution,
     key::{Key, KeyError, Multihash, Name},
@@ -110,8 +114,8 @@ pub const LIMIT_DEFAULT: usize = 5;
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     let tasks = [
-        handle::RESOLVER,
-        handle::WARMER,
+        builder::RESOLVER,
+        builder::WARMER,
         janitor::CACHE_JANITOR,
         janitor::BREAKER_JANITOR,
         #[cfg(feature = "registry")]
@@ -127,7 +131,7 @@ pub fn inventory() -> ron_core::Inventory {
         http::IDEMPOTENCY,
     ];
     ron_core::Inventory::of(
-        &[handle::WORK, handle::EVENTS, janitor::WRITES, janitor::BEHAVIOUR],
+        &[builder::WORK, builder::EVENTS, janitor::WRITES, janitor::BEHAVIOUR],
         &tasks,
         &locks,
     )
