@@ -7,8 +7,8 @@ use std::{
 };
 
 use ron_core::{
-    BreakerState, ClientKey, Counter, Deadline, NodeId, Pass, ReadyGate, ReadyStatus, Stopped, Subscriber,
-    Supervisor, now,
+    BreakerState, ClientKey, Deadline, NodeId, Pass, ReadyGate, ReadyStatus, Stopped, Subscriber, Supervisor,
+    now,
 };
 use tokio::time::Instant;
 
@@ -277,11 +277,7 @@ impl Index {
                     tracing::debug!(source = inner.sources.label(source), %error, "locate");
                     error
                 }
-                Err(()) => {
-                    inner.metrics.tally(Counter::TasksPanicked, "source").add(1);
-                    tracing::error!(source = inner.sources.label(source), "a source panicked");
-                    SourceError::Panicked
-                }
+                Err(()) => inner.panicked(source),
             };
             failures.get_or_insert_default().add(&error);
             inner.behaved(source, Some(&error));

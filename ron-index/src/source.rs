@@ -49,6 +49,10 @@ pub const ADDRS_MAX: usize = 8;
 /// waits for something is let go, so that no source can fill the memory.
 const FOUND_MAX: usize = 8 * crate::PROVIDERS_LIMIT;
 
+/// How a name begins that its owner signs: this, the owner's public key in hex, a slash, and the rest.
+#[cfg(any(feature = "dht", feature = "registry"))]
+const OWNED_PREFIX: &str = "key:";
+
 /// What a source is asked for to see whether it works.
 const PROBED: &[u8] = b"ron-index: is anybody there?";
 

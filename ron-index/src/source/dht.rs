@@ -6,11 +6,9 @@ use ron_core::{ContentId, NodeId, net::PublicKey};
 use ron_dht::{Dht, DhtError, Key as DhtKey, Reason, Value};
 
 use super::{
-    Answered, Ask, BoxFuture, Deadline, Key, Name, NameRecord, Names, Provider, Providers, SourceError,
+    Answered, Ask, BoxFuture, Deadline, Key, Name, NameRecord, Names, OWNED_PREFIX, Provider, Providers,
+    SourceError,
 };
-
-/// What a name begins with that its owner signs: `key:` and the owner's public key in hex, then a slash and the rest.
-const PREFIX: &str = "key:";
 
 /// The context under which a foreign hash becomes a key of the DHT.
 const FOREIGN: &str = "ron-index 2026 providers of a multihash";
@@ -83,13 +81,8 @@ impl Providers for DhtProviders {
         })
     }
 
-    /// A node that has peers can ask.
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(async move {
-            let found =
-                self.0.find_node(self.0.node_id(), deadline).await.map_err(|error| failure(&error))?;
-            if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
-        })
+        Box::pin(probe(&self.0, deadline))
     }
 }
 
@@ -109,7 +102,7 @@ impl DhtNames {
     #[must_use]
     pub fn name_of(key: &PublicKey, what: &str) -> String {
         let hex = data_encoding::HEXLOWER.encode(key.as_bytes());
-        format!("{PREFIX}{hex}/{what}")
+        format!("{OWNED_PREFIX}{hex}/{what}")
     }
 }
 
@@ -134,7 +127,7 @@ impl DhtNames {
 
 /// Whose name it is, and what the owner calls it.
 fn owner(name: &Name) -> Option<(PublicKey, &str)> {
-    let (hex, what) = name.as_str().strip_prefix(PREFIX)?.split_once('/')?;
+    let (hex, what) = name.as_str().strip_prefix(OWNED_PREFIX)?.split_once('/')?;
     let bytes: [u8; 32] = data_encoding::HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok()?;
     Some((PublicKey::from_bytes(bytes), what))
 }
@@ -171,12 +164,14 @@ impl Names for DhtNames {
     }
 
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(async move {
-            let found =
-                self.0.find_node(self.0.node_id(), deadline).await.map_err(|error| failure(&error))?;
-            if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
-        })
+        Box::pin(probe(&self.0, deadline))
     }
+}
+
+/// Works as soon as some peer answers: then others can be asked too.
+async fn probe(dht: &Dht, deadline: Deadline) -> Result<(), SourceError> {
+    let found = dht.find_node(dht.node_id(), deadline).await.map_err(|error| failure(&error))?;
+    if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
 }
 
 fn failure(error: &DhtError) -> SourceError {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ron_registry::{LogTrust, Registry, RegistryError};
 
-use super::{BoxFuture, Deadline, Name, NameRecord, Names, SourceError};
+use super::{BoxFuture, Deadline, Name, NameRecord, Names, OWNED_PREFIX, SourceError};
 
 /// Names that a quorum has decided, as a registry of this process, or one that follows another's, knows them. Every answer is
 /// proven against the signed head, absence included; nothing that is not proven is taken.
@@ -47,9 +47,9 @@ impl Names for RegistryNames {
         "registry"
     }
 
-    /// Names that their owners sign are nothing that a quorum decides.
+    /// A name that its owner signs is not for a quorum to decide.
     fn serves(&self, name: &Name) -> bool {
-        !name.as_str().starts_with("key:")
+        !name.as_str().starts_with(OWNED_PREFIX)
     }
 
     fn resolve<'a>(
