@@ -18,14 +18,14 @@ use crate::{
 /// Why an answer that is no longer fresh was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stale {
-    /// It is being asked for anew.
+    /// A lookup is refreshing it.
     WhileRevalidate,
-    /// Asking for it anew failed.
+    /// The lookup that should have refreshed it failed.
     IfError,
 }
 
 impl Stale {
-    /// In one word, for answers.
+    /// As HTTP answers write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -41,9 +41,9 @@ pub struct Answer {
     pub(crate) entry: Arc<Entry>,
     /// How old it is.
     pub age: Duration,
-    /// Why it is not fresh; nothing if it is.
+    /// Why it is not fresh; `None` if it is.
     pub stale: Option<Stale>,
-    /// Whether nothing had to be asked for it.
+    /// Whether it came from the cache, without a lookup.
     pub is_cached: bool,
 }
 
@@ -51,19 +51,19 @@ impl Answer {
     /// What was found.
     ///
     /// # Panics
-    /// Never: an answer is only made of what was found.
+    /// Never: an answer is only made when something was found.
     #[must_use]
     pub fn resolution(&self) -> &Resolution {
-        self.entry.found.as_ref().expect("answers are made of what was found")
+        self.entry.found.as_ref().expect("an answer is only made when something was found")
     }
 
-    /// How long it is fresh in all.
+    /// How long it is fresh, counted from when it was made.
     #[must_use]
     pub fn ttl(&self) -> Duration {
         self.entry.ttl
     }
 
-    /// The best providers, at most so many.
+    /// The best providers, at most `limit`.
     #[must_use]
     pub fn providers(&self, limit: usize) -> &[Ranked] {
         let providers = &self.resolution().providers;
@@ -88,7 +88,7 @@ pub struct Found {
 #[derive(Debug)]
 pub(crate) enum Finding {
     Known(Arc<Entry>),
-    /// With an older answer, if there is one that is good enough when this fails.
+    /// With an older answer, if there is one that may be given should the lookup fail.
     Coming(Waiter, Option<Arc<Entry>>),
     Over,
 }
@@ -115,11 +115,11 @@ impl Found {
         }
     }
 
-    /// The next provider and who said so; `None` when there are no more. Dropping the future loses nothing.
+    /// The next provider and the label of its source; `None` when there are no more. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// As [`Index::resolve`], once, if nobody was found. Where there is an older answer that is still good enough, that is told
-    /// instead, and [`stale`](Self::stale) says so.
+    /// As [`Index::resolve`](crate::Index::resolve), once, if no provider was found. Where an older answer may still be
+    /// served, its providers come instead, and [`stale`](Self::stale) says so.
     pub async fn next(&mut self) -> Result<Option<(Provider, &'static str)>, IndexError> {
         if self.next >= self.limit {
             self.state = Finding::Over;
@@ -140,7 +140,7 @@ impl Found {
                         return Ok(Some(found.clone()));
                     }
                     match &seen.outcome {
-                        // A lookup that took its providers from the cache has told them to nobody on the way.
+                        // A lookup that took its providers from the cache did not report them one by one.
                         Some(Ok(entry)) if seen.providers.is_empty() && entry.found.is_some() => {
                             self.next += 1;
                             return Ok(provider_at(entry, self.next - 1));
@@ -167,7 +167,7 @@ impl Found {
             Finding::Coming(_, older) => older.filter(|_| error.is_mishap()),
             Finding::Known(_) | Finding::Over => None,
         };
-        // What was told is true, and the older answer would only tell it again.
+        // The providers given so far are right, and the older answer would only repeat them.
         if self.next > 0 {
             return Ok(None);
         }
@@ -179,13 +179,14 @@ impl Found {
         Ok(first)
     }
 
-    /// Why what is told is not fresh; nothing if it is, or if that is not known before the first [`next`](Self::next).
+    /// Why the providers are not fresh; `None` if they are, or as long as that is not known: before the first
+    /// [`next`](Self::next).
     #[must_use]
     pub fn stale(&self) -> Option<Stale> {
         self.stale
     }
 
-    /// How old what is told is, and how long it is good in all; nothing if it is being looked up.
+    /// The age of the answer that the providers come from and how long it is fresh; `None` during a lookup.
     #[must_use]
     pub fn age(&self) -> Option<(Duration, Duration)> {
         match &self.state {

@@ -32,17 +32,17 @@ pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-index", "events", 1024)
 
 pub(crate) const RESOLVER: TaskSpec = TaskSpec::new("ron-index", "resolver")
     .restart(Restart::PROMPT)
-    .what("looks one key up at a time, for everybody who waits for it; a source that panics is told to it as an error");
+    .what("looks one key up at a time, for everybody who waits for it; a source that panics counts as one that failed");
 
 pub(crate) const WARMER: TaskSpec = TaskSpec::new("ron-index", "warmer")
     .restart(Restart::PROMPT)
-    .what("looks up at the start what the settings name, one key after the other, and ends");
+    .what("looks up the keys of `warmup` at the start, one after the other, and ends");
 
-/// Waiting lookups at which the index says that it takes no more writes, and then no more at all.
+/// How full the lane of waiting lookups may be before the index is unready for writes, and for everything.
 const WRITES_AT: Ratio = Ratio::percent(75);
 const READS_AT: Ratio = Ratio::percent(95);
 
-/// Times that a key of the warm-up is tried, and the pause between.
+/// How often a key of the warm-up is tried, and the pause between two tries.
 const WARM_TRIES: usize = 3;
 const WARM_PAUSE: Duration = Duration::from_millis(500);
 
@@ -74,31 +74,31 @@ impl Builder {
         }
     }
 
-    /// Another source of names. The first that serves a name decides; the next is asked only if that one is certain that
-    /// there is no such name.
+    /// Adds a source of names, less trusted than those before it. The first source that serves a name decides; the next one is
+    /// asked only if the first is certain that there is no such name.
     #[must_use]
     pub fn names(mut self, source: impl Names) -> Self {
         self.names.push(Arc::new(source));
         self
     }
 
-    /// Another source of manifests.
+    /// Adds a source of manifests.
     #[must_use]
     pub fn manifests(mut self, source: impl Manifests) -> Self {
         self.manifests.push(Arc::new(source));
         self
     }
 
-    /// Another source of providers: one of those that are asked at once, or, beyond [`alpha`](Settings::alpha), when those
-    /// are slow or fail.
+    /// Adds a source of providers. The first [`alpha`](Settings::alpha) are asked at once, the others when those are slow or
+    /// fail.
     #[must_use]
     pub fn providers(mut self, source: impl Providers) -> Self {
         self.providers.push(Arc::new(source));
         self
     }
 
-    /// Names out of a registry, each with its proof checked against what `trust` knows; and whatever the registry changes is
-    /// forgotten at once.
+    /// Adds a registry as a source of names. Each answer is proven against the keys in `trust`, and a name is purged from the
+    /// cache as soon as the registry changes it.
     #[cfg(feature = "registry")]
     #[must_use]
     pub fn registry(mut self, registry: &ron_registry::Registry, trust: ron_registry::LogTrust) -> Self {
@@ -106,28 +106,28 @@ impl Builder {
         self.names(crate::source::RegistryNames::new(registry, trust))
     }
 
-    /// Other knobs than the default ones. Replaces what was set before.
+    /// Sets the knobs. Replaces all that were set before.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Where its counters go, usually `Metrics::register("ron_index", &mut registry)`. To the supervisor's without it.
+    /// Where its metrics go, usually `Metrics::register("ron_index", &mut registry)`. By default, to the supervisor's.
     #[must_use]
     pub fn metrics(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);
         self
     }
 
-    /// Where randomness begins, for runs that can be repeated.
+    /// The seed of all randomness, for runs that can be repeated.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// What tells the seconds since 1970, instead of the system: for simulations and tests on a pretended clock.
+    /// A clock of seconds since 1970 to use instead of the system's, for simulations and tests.
     #[must_use]
     pub fn unix_clock(mut self, unix_secs: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.unix_secs = Arc::new(unix_secs);
@@ -137,13 +137,13 @@ impl Builder {
     /// Starts the index, in a group of its own under `supervisor`.
     ///
     /// # Errors
-    /// [`IndexError::Config`] for settings that make no sense.
+    /// [`IndexError::Config`] naming the first setting that is out of range.
     pub fn start(self, supervisor: &Supervisor) -> Result<Index, IndexError> {
         let settings = self.settings;
         settings.check()?;
         let metrics = self.metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("index", settings.drain.min(settings.budget), metrics.clone());
-        // What is begun is written by the janitors, so they stop after the workers.
+        // The janitors write what the workers find, so they stop after them.
         let below = group.child("index janitors", settings.drain, metrics.clone());
 
         let work_spec = WORK.with_capacity(Capacity::new("lane", settings.lane)?);
@@ -217,7 +217,7 @@ impl Builder {
         }
         #[cfg(feature = "registry")]
         for registry in self.follows {
-            // From now on, and not from when the task first runs: what is committed in between must not be missed.
+            // From this head on, not from that at the first run of the task: a commit in between must not be missed.
             let (inner, mut since) = (Arc::clone(&inner), Some(registry.head().version));
             group.spawn_restarting(crate::follow::FOLLOWER, move |stop| {
                 crate::follow::follow(Arc::clone(&inner), registry.clone(), since.take(), stop)
@@ -241,7 +241,7 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// Looks keys up before anybody asks for them.
+/// Looks keys up before they are asked for.
 async fn warm_up(inner: Arc<Inner>, keys: Vec<Key>, stop: Stop) {
     for key in keys {
         for _ in 0..WARM_TRIES {
@@ -272,7 +272,7 @@ async fn warm_up(inner: Arc<Inner>, keys: Vec<Key>, stop: Stop) {
     }
 }
 
-/// The wall clock. It only tells how old the words of providers are.
+/// The wall clock. It only serves to tell how old provider records are.
 fn system_unix_secs() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

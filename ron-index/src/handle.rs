@@ -27,45 +27,45 @@ use crate::{
     source::{Provider, SourceError},
 };
 
-/// Something that happened, for whoever is interested.
+/// Something that happened, as [`Index::events`] reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A key was forgotten.
+    /// A key was removed from the cache on demand.
     Purged {
-        /// Which.
+        /// The key.
         key: Key,
         /// By whom: `registry`, `caller` or `reindex`.
         by: &'static str,
     },
-    /// Everything was forgotten.
+    /// The whole cache was cleared.
     Cleared {
         /// By whom: `caller`, `registry` or `amnesia`.
         by: &'static str,
     },
-    /// An answer was asked for anew, ahead of its end or after it.
+    /// An answer was refreshed in the background, before or after it went stale.
     Refreshed {
-        /// Which.
+        /// The key.
         key: Key,
     },
     /// A key is kept fresh from now on.
     Pinned {
-        /// Which.
+        /// The key.
         key: Key,
     },
     /// A key is no longer kept fresh.
     Unpinned {
-        /// Which.
+        /// The key.
         key: Key,
     },
-    /// A source is left alone, is tried again, or works again.
+    /// The breaker of a source opened, half-opened or closed.
     BreakerMoved {
-        /// Which.
+        /// The label of the source.
         target: &'static str,
-        /// What its breaker lets happen now.
+        /// Its state now.
         state: BreakerState,
     },
-    /// Other settings are in force.
+    /// New settings are in force.
     Reloaded,
 }
 
@@ -73,7 +73,7 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Answers kept.
+    /// Answers in the cache.
     pub entries: usize,
     /// Bytes that they take.
     pub bytes: u64,
@@ -81,9 +81,9 @@ pub struct Status {
     pub lookups: usize,
     /// Lookups that wait for a worker.
     pub waiting: usize,
-    /// After how long another source is asked besides.
+    /// How long the first sources may take before further ones are asked.
     pub hedge_delay: Duration,
-    /// Sources, with what their breakers let happen.
+    /// The label of each source and the state of its breaker.
     pub sources: Vec<(&'static str, BreakerState)>,
 }
 
@@ -102,21 +102,21 @@ pub struct Index {
     client: Option<ClientKey>,
 }
 
-/// What the cache has to say.
+/// What the cache knows about a key.
 enum Look {
     Answer(Answer),
     Nothing,
-    /// Nothing that is good without asking; perhaps something for when that fails.
+    /// Nothing that may be served without a lookup; perhaps an older answer for when that fails.
     Miss(Option<Arc<Entry>>),
 }
 
-/// A question, as far as it is answered without waiting.
+/// What became of a question without waiting.
 pub(crate) enum Begun {
     Known(Answer),
     Open(Open),
 }
 
-/// A question that somebody has to be asked.
+/// A question that needs a lookup.
 pub(crate) struct Open {
     _pass: Option<Pass>,
     stale: Option<Arc<Entry>>,
@@ -135,34 +135,34 @@ impl Index {
         Index { shared: Arc::new(shared), client: None }
     }
 
-    /// An index.
+    /// Begins to make an index.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::new()
     }
 
-    /// The same index for one of its clients: what is asked through this handle counts against that client's limits, so that
-    /// nobody takes all places. Handles without a client are the host's own.
+    /// The same index, used on behalf of `client`: questions through this handle count against that client's limits, so that no
+    /// client can take all capacity. Handles without a client are the host's own and have no such limits.
     #[must_use]
     pub fn for_client(&self, client: ClientKey) -> Index {
         Index { shared: Arc::clone(&self.shared), client: Some(client) }
     }
 
-    /// The same without another handle.
+    /// As [`for_client`](Self::for_client), without cloning the handle.
     #[cfg(feature = "http")]
     pub(crate) fn into_client(mut self, client: ClientKey) -> Index {
         self.client = Some(client);
         self
     }
 
-    /// What `key` leads to: out of the cache at once, or by a lookup within the [budget](Settings::budget), which everybody
-    /// shares who asks for the same meanwhile. Dropping the future gives up; a lookup that has begun goes on for the others
-    /// and for the cache.
+    /// Resolves `key`: from the cache at once, or by a lookup within the [budget](Settings::budget). Callers that ask for the
+    /// same key meanwhile share the lookup. Dropping the future gives up waiting; a lookup that has begun goes on for the other
+    /// callers and for the cache.
     ///
     /// # Errors
     /// [`IndexError::NotFound`], [`IndexError::Timeout`], [`IndexError::Busy`] at once when too much is asked,
-    /// [`IndexError::BreakerOpen`], [`IndexError::NotReady`] and [`IndexError::Unavailable`] when nobody can answer,
-    /// [`IndexError::Canceled`]. Where there is an older answer that is still good enough, that is given instead, and says so.
+    /// [`IndexError::BreakerOpen`], [`IndexError::NotReady`] and [`IndexError::Unavailable`] when no source can answer,
+    /// [`IndexError::Canceled`]. Where an older answer may still be served, it is given instead of an error and marked as stale.
     pub async fn resolve(&self, key: &Key, deadline: Deadline) -> Result<Answer, IndexError> {
         match self.begin(self.client, key)? {
             Begun::Known(answer) => Ok(answer),
@@ -170,7 +170,7 @@ impl Index {
         }
     }
 
-    /// The part of [`resolve`](Self::resolve) that waits for nobody: the limits of `client`, and what the cache knows.
+    /// The part of [`resolve`](Self::resolve) that does not wait: the limits of `client`, and the cache.
     pub(crate) fn begin(&self, client: Option<ClientKey>, key: &Key) -> Result<Begun, IndexError> {
         let began = now();
         let pass = self.enter(client, began)?;
@@ -196,7 +196,7 @@ impl Index {
         self.or_stale(looked_up, open.stale)
     }
 
-    /// What the cache has about `key`, without asking anybody.
+    /// What the cache has about `key`, without waiting for a lookup.
     #[must_use]
     pub fn cached(&self, key: &Key) -> Option<Answer> {
         match self.look(key, now()) {
@@ -205,10 +205,11 @@ impl Index {
         }
     }
 
-    /// Who has some content, as they are found; the best first if it is known already. At most `limit` of them.
+    /// Streams at most `limit` providers of some content, as they are found, or best first if they are in the cache.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve), without waiting for anything but a place.
+    /// [`IndexError::NotFound`], [`IndexError::Busy`], [`IndexError::Canceled`]. How the lookup fails, if it does,
+    /// [`Found::next`] tells.
     pub fn find(&self, content: &Key, limit: usize, deadline: Deadline) -> Result<Found, IndexError> {
         let pass = self.enter(self.client, now())?;
         let counts = &self.inner().counts;
@@ -232,7 +233,8 @@ impl Index {
         Ok(Found::new(state, stale, limit, deadline, counts, pass))
     }
 
-    /// Where a node can be reached, by whichever source knows; `None` if none does. Nothing of it is kept.
+    /// Where a node can be reached, from whichever source of providers answers first; `None` if none knows. The answer is not
+    /// cached.
     ///
     /// # Errors
     /// [`IndexError::Timeout`], [`IndexError::Busy`], and [`IndexError::Unavailable`], [`IndexError::NotReady`] or
@@ -240,11 +242,11 @@ impl Index {
     pub async fn locate(&self, node: NodeId, deadline: Deadline) -> Result<Option<Provider>, IndexError> {
         let _pass = self.enter(self.client, now())?;
         let inner = self.inner();
-        // It is asked of sources like any lookup, so it takes one of the client's places for those.
+        // It asks sources as a lookup does, so it counts as a lookup of the client.
         let _place = inner.lookup_pass(self.client)?;
         let (began, budget) = (now(), inner.settings.load().budget);
         let deadline = deadline.within(budget);
-        // All at once: one that is silent must not keep the others from answering.
+        // All at once, so that a silent source does not delay the others.
         let mut out: Many<Source, _> = Many::default();
         for (at, source) in inner.sources.providers.iter().enumerate() {
             if inner.left_alone(Source::Providers(at)).is_none() {
@@ -258,7 +260,7 @@ impl Index {
             let said = deadline.limit("locate", out.next(|| false)).await.inspect_err(|_| {
                 inner.counts.deadline_hit.add(1);
                 inner.counts.locate_late.add(1);
-                // As in a lookup: one that was asked only shortly before is not to blame.
+                // As in a lookup: a source that had little time is not to blame.
                 if began.elapsed() >= budget / 2 {
                     out.keys().for_each(|source| inner.behaved(*source, Some(&SourceError::Timeout)));
                 }
@@ -289,7 +291,7 @@ impl Index {
         }
     }
 
-    /// Forgets what is known about `key` and looks it up again.
+    /// Purges `key` and looks it up again.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -298,8 +300,8 @@ impl Index {
         self.look_up(key, deadline).await
     }
 
-    /// Forgets what is known about `key`; whoever asks from now on is given what is true from now on, even if a lookup is
-    /// under way. Says whether something was known.
+    /// Removes `key` from the cache. Later callers get what is true from now on, not the outcome of a lookup that is already
+    /// under way. Says whether something was cached.
     ///
     /// # Errors
     /// [`IndexError::Busy`], [`IndexError::Timeout`], [`IndexError::Canceled`].
@@ -312,7 +314,7 @@ impl Index {
         Ok(self.inner().writes.call("purge", deadline, write).await?)
     }
 
-    /// Forgets everything.
+    /// Clears the whole cache.
     ///
     /// # Errors
     /// As [`purge`](Self::purge).
@@ -320,8 +322,8 @@ impl Index {
         Ok(self.inner().writes.call("clear", deadline, |reply| Write::Clear("caller", Some(reply))).await?)
     }
 
-    /// Keeps the answer about `key` from now on: it is asked for anew before it ends, and does not make room for others.
-    /// Looks it up if it is not known. Says whether that is new.
+    /// Keeps the answer about `key` fresh and in the cache from now on: it is refreshed before it goes stale, and not evicted.
+    /// Looks the key up if it is not cached. Says whether it was not pinned before.
     ///
     /// # Errors
     /// [`IndexError::PinsFull`], [`IndexError::PinsHeavy`]; else as [`resolve`](Self::resolve), and then nothing is pinned.
@@ -331,7 +333,7 @@ impl Index {
         self.inner().writes.call("pin", deadline, write).await?
     }
 
-    /// Takes a pin back. Says whether there was one.
+    /// Unpins `key`. Says whether it was pinned.
     ///
     /// # Errors
     /// As [`purge`](Self::purge).
@@ -340,13 +342,13 @@ impl Index {
         self.inner().writes.call("unpin", deadline, write).await?
     }
 
-    /// Tells how a fetch from a provider went, and how long its first byte took if that is known: the next answers put it
-    /// higher or lower.
+    /// Reports how a fetch from a provider went, and how long its first byte took if that is known. Later answers rank the
+    /// provider accordingly.
     pub fn report(&self, provider: NodeId, is_good: bool, first_byte: Option<Duration>) {
         self.inner().reputation.lock().on_fetch(provider, is_good, first_byte);
     }
 
-    /// What happens from now on.
+    /// Subscribes to what happens from now on.
     #[must_use]
     pub fn events(&self) -> Subscriber<Event> {
         self.inner().events.subscribe()
@@ -369,19 +371,19 @@ impl Index {
         }
     }
 
-    /// Bytes that remembering clients takes now.
+    /// Bytes that the tables of clients take now.
     #[must_use]
     pub fn client_memory(&self) -> usize {
         self.inner().gate.memory_bytes() + self.inner().lookup_gate.memory_bytes()
     }
 
-    /// The most that can become, whoever comes.
+    /// The most bytes that the tables of clients can ever take.
     #[must_use]
     pub fn client_memory_max(&self) -> usize {
         self.inner().gate.memory_bytes_max() + self.inner().lookup_gate.memory_bytes_max()
     }
 
-    /// Whether it can serve, and why not.
+    /// Whether it can serve, and if not, why.
     #[must_use]
     pub fn ready(&self) -> ReadyStatus {
         self.shared.group.ready().status()
@@ -393,16 +395,16 @@ impl Index {
         self.inner().settings.load()
     }
 
-    /// Applies other settings from now on. The cache stays.
+    /// Applies new settings and keeps the cache.
     ///
     /// # Errors
-    /// [`IndexError::Config`] naming the first setting that makes no sense or cannot change while running; then everything
-    /// stays as it was.
+    /// [`IndexError::Config`] naming the first setting that is out of range or cannot change while the index runs; then nothing
+    /// has changed.
     pub fn reload(&self, settings: Settings) -> Result<(), IndexError> {
         let inner = self.inner();
         inner.settings.load().check_change(&settings)?;
         let mut applied = Ok(());
-        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        // Reloads are serialized, so that two at once do not leave the limits of one and the rest of the other.
         inner.settings.update(|current| {
             applied = current
                 .check_change(&settings)
@@ -415,8 +417,7 @@ impl Index {
         Ok(())
     }
 
-    /// Takes no more questions, lets lookups that have begun finish within their budget, and says how that went. Safe to call
-    /// twice.
+    /// Refuses new questions, lets running lookups finish within their budget, and reports how that went. Safe to call twice.
     pub async fn shutdown(&self) -> Stopped {
         self.shared.group.shutdown().await
     }
@@ -491,7 +492,7 @@ impl Index {
                 Err(error) => error,
             };
             let is_late = matches!(error, IndexError::Timeout { .. });
-            // The budget of a lookup that others had begun is spent, and this caller's is not: the next one is its own.
+            // This caller joined a lookup whose budget is now spent, while its own is not: it begins another.
             if is_late && is_first && waiter.0.began < came && !deadline.has_passed() {
                 (deadline, is_first) =
                     (deadline.min(Deadline::at(came + inner.settings.load().budget)), false);
@@ -510,7 +511,7 @@ impl Index {
         Ok(Answer { entry, age, stale: None, is_cached })
     }
 
-    /// The older answer, where the new one is only an error that says nothing about what was asked for.
+    /// The older answer, where the lookup failed with an error that says nothing about the key.
     fn or_stale(
         &self,
         looked_up: Result<Answer, IndexError>,

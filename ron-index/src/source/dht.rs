@@ -1,4 +1,4 @@
-//! What the nodes of a DHT say: who provides something, and what names stand for that their owners sign (feature `dht`).
+//! A DHT as a source of providers, and of names that their owners sign (feature `dht`).
 
 use std::num::NonZeroUsize;
 
@@ -13,8 +13,8 @@ use super::{
 /// The context under which a foreign hash becomes a key of the DHT.
 const FOREIGN: &str = "ron-index 2026 providers of a multihash";
 
-/// Under which key of the DHT providers of some content are found: content of ours under its own hash; a foreign hash under
-/// BLAKE3 of it, with a context of its own so that it is nobody's content.
+/// The key of the DHT under which providers of some content are found. Content with a BLAKE3 hash is found under that hash;
+/// content with another hash under BLAKE3 of that, with a context of its own so that it cannot be the key of other content.
 #[must_use]
 pub(crate) fn key_of(content: &Key) -> Option<DhtKey> {
     match content {
@@ -27,8 +27,7 @@ pub(crate) fn key_of(content: &Key) -> Option<DhtKey> {
     }
 }
 
-/// Providers whose signed records the nodes of a DHT keep. The DHT checks the signatures; how it hedges between its own
-/// peers is its affair.
+/// Providers whose signed records the nodes of a DHT keep. The DHT checks the signatures, and hedges between its own peers.
 #[derive(Debug, Clone)]
 pub struct DhtProviders(Dht);
 
@@ -58,10 +57,10 @@ impl Providers for DhtProviders {
                         .with_public_key(*provider.public_key.as_bytes())
                 });
             }
-            // Only one who has asked everybody near the key, and got answers, knows that nobody has it.
+            // Only a search that asked every peer near the key, and got answers, shows that there is no provider.
             match found.verdict() {
                 Some(verdict) if verdict.reason == Reason::Deadline => Err(SourceError::Timeout),
-                // Nobody who was asked answered: that is no answer, and one that is known already is better.
+                // No peer answered: that is a failure, and an older answer is better.
                 Some(verdict) if verdict.closest.is_empty() => Err(SourceError::NoRoute),
                 Some(verdict) => Ok(Answered { is_final: verdict.reason == Reason::Complete }),
                 None => Ok(Answered { is_final: false }),
@@ -86,13 +85,13 @@ impl Providers for DhtProviders {
     }
 }
 
-/// Names that their owners sign, as values of a DHT that only the owner can change: `key:<public key in hex>/<what>` stands
-/// for the content whose address the owner has stored under `what`, with [`Dht::put_mutable`].
+/// Names that their owners sign: `key:<public key in hex>/<what>` stands for the content whose address the owner has stored
+/// in the DHT under `what`, with [`Dht::put_mutable`]. Only the owner can change it.
 #[derive(Debug, Clone)]
 pub struct DhtNames(Dht);
 
 impl DhtNames {
-    /// Names that `dht` finds.
+    /// Names that are stored in `dht`.
     #[must_use]
     pub fn new(dht: &Dht) -> Self {
         DhtNames(dht.clone())
@@ -107,8 +106,8 @@ impl DhtNames {
 }
 
 impl DhtNames {
-    /// A search that found nothing may have heard nobody. Only if those near the name answer is it certain that it stands for
-    /// nothing.
+    /// A search that found nothing may have got no answers. Only if the peers near the name answer is it certain that it stands
+    /// for nothing.
     async fn check_absent(
         &self,
         key: &PublicKey,
