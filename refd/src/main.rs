@@ -19,7 +19,6 @@ mod config;
 mod dashboard;
 mod demo;
 mod doctor;
-mod going;
 mod gossip;
 mod init;
 mod life;
@@ -38,6 +37,7 @@ mod settings;
 mod systemd;
 mod topics;
 mod tree;
+mod unfold;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
