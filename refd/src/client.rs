@@ -24,7 +24,7 @@ use serde_json::json;
 
 use self::moving::{bring, get, get_dir, get_file, put, put_dir};
 pub(crate) use self::{
-    ending::{CODES, Ends, exit_code, hint},
+    ending::{CODES, Ends, exit_code, hint, of_status},
     moving::{Reading, fetch_file, part_of},
     target::Target,
 };
