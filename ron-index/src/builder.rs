@@ -9,12 +9,13 @@ use ron_core::{
 
 use crate::{
     Index, IndexError,
+    breakers::{BEHAVIOUR, BREAKER_JANITOR, keep_breakers},
     flight::{FLIGHTS, Flight},
     inner::{
         ADAPTING, Adapting, BreakerView, Inner, Joined, Purpose, REPUTATION, SEEDS, Source, SourceCounts,
         Sources,
     },
-    janitor::{BEHAVIOUR, BREAKER_JANITOR, CACHE_JANITOR, WRITES, keep_breakers, keep_cache},
+    janitor::{CACHE_JANITOR, WRITES, keep_cache},
     logic::{cache::table, key::Key, rank::Reputation},
     lookup,
     metrics::{BREAKER_OPEN, Counts, INVALID, LOOKUP_SECONDS, RESOLVE_SECONDS, SOURCE_ERRORS},

@@ -17,8 +17,9 @@ use tokio::time::Instant;
 
 use crate::{
     Event, IndexError,
+    breakers::Behaviour,
     flight::{Flight, Waiter},
-    janitor::{Behaviour, Write},
+    janitor::Write,
     logic::{
         cache::{CacheReader, Entry, Freshness},
         hedge::Hedging,

@@ -65,6 +65,7 @@
 struct ReadmeIsRun;
 
 mod answer;
+mod breakers;
 mod builder;
 #[cfg(feature = "client")]
 pub mod client;
@@ -119,7 +120,7 @@ pub fn inventory() -> ron_core::Inventory {
         builder::RESOLVER,
         builder::WARMER,
         janitor::CACHE_JANITOR,
-        janitor::BREAKER_JANITOR,
+        breakers::BREAKER_JANITOR,
         #[cfg(feature = "registry")]
         follow::FOLLOWER,
     ];
@@ -133,7 +134,7 @@ pub fn inventory() -> ron_core::Inventory {
         http::IDEMPOTENCY,
     ];
     ron_core::Inventory::of(
-        &[builder::WORK, builder::EVENTS, janitor::WRITES, janitor::BEHAVIOUR],
+        &[builder::WORK, builder::EVENTS, janitor::WRITES, breakers::BEHAVIOUR],
         &tasks,
         &locks,
     )

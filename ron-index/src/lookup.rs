@@ -7,9 +7,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     IndexError,
+    breakers::Behaviour,
     flight::Flight,
     inner::{Inner, Source},
-    janitor::{Behaviour, Finished, Write},
+    janitor::{Finished, Write},
     logic::{
         cache::{Entry, Freshness, Resolution},
         key::Key,
