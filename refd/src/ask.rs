@@ -11,6 +11,8 @@ use ron_core::Deadline;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
+use crate::client::of_status;
+
 /// What an answer, or one line of it, may be long.
 const ANSWER_MAX: usize = 8 << 20;
 
@@ -57,13 +59,9 @@ impl AskError {
     pub(crate) fn code(&self) -> u8 {
         match self {
             AskError::Address { .. } => 2,
-            AskError::Refused { status: 404, .. } => 3,
-            AskError::Refused { status: 401 | 403, .. } => 4,
+            AskError::Refused { status, .. } => of_status(*status),
             AskError::Unreachable { .. } | AskError::Broken(_) | AskError::Timeout(_) => 5,
-            AskError::Refused { status: 504, .. } => 5,
-            AskError::Refused { status: 429 | 503 | 507, .. } => 6,
             AskError::Stranger(_) => 7,
-            AskError::Refused { .. } => 1,
         }
     }
 }

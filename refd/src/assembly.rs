@@ -333,42 +333,7 @@ pub(crate) async fn run(
             return Ok(());
         }
     };
-    println!("node {}", node.endpoint.node_id());
-    tell_addrs(&node.endpoint);
-    for addr in node.admin.local_addrs() {
-        println!(
-            "health, readiness and metrics on http://{addr}/readyz?verbose; http://{addr}/ in a browser shows all of it"
-        );
-        println!(
-            "the DHT on http://{addr}/dht/status; changes need the token in {}",
-            node.token.path().display()
-        );
-        println!(
-            "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
-            config.overlay.topics.len()
-        );
-        println!(
-            "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
-            node.store.usage().objects
-        );
-        if node.company.is_some() {
-            println!(
-                "they are kept with other nodes, {}; refd repair status says how they are doing",
-                config.keeping.policy
-            );
-        }
-        println!(
-            "the log {} on http://{addr}/registry/head ({} entries); {}",
-            node.registry.origin(),
-            node.registry.head().version,
-            match (node.registry.follows(), node.registry.head().version) {
-                (true, _) => "it follows another node, which is where to propose",
-                (false, 0) => "refd registry init begins it",
-                (false, _) => "refd registry log lists them",
-            },
-        );
-        println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
-    }
+    introduce(&node, &config);
     let Running {
         host,
         gate,
@@ -452,6 +417,46 @@ pub(crate) async fn run(
     }
     ended?;
     Ok(())
+}
+
+/// Says on standard output what runs where, and what to type next.
+fn introduce(node: &Running, config: &Config) {
+    println!("node {}", node.endpoint.node_id());
+    tell_addrs(&node.endpoint);
+    for addr in node.admin.local_addrs() {
+        println!(
+            "health, readiness and metrics on http://{addr}/readyz?verbose; http://{addr}/ in a browser shows all of it"
+        );
+        println!(
+            "the DHT on http://{addr}/dht/status; changes need the token in {}",
+            node.token.path().display()
+        );
+        println!(
+            "the overlay on http://{addr}/overlay/status; on {} topics, which overlay.topics names",
+            config.overlay.topics.len()
+        );
+        println!(
+            "objects on http://{addr}/o/ID ({} here); refd put FILE stores one",
+            node.store.usage().objects
+        );
+        if node.company.is_some() {
+            println!(
+                "they are kept with other nodes, {}; refd repair status says how they are doing",
+                config.keeping.policy
+            );
+        }
+        println!(
+            "the log {} on http://{addr}/registry/head ({} entries); {}",
+            node.registry.origin(),
+            node.registry.head().version,
+            match (node.registry.follows(), node.registry.head().version) {
+                (true, _) => "it follows another node, which is where to propose",
+                (false, 0) => "refd registry init begins it",
+                (false, _) => "refd registry log lists them",
+            },
+        );
+        println!("where things are on http://{addr}/resolve/KEY; IPFS clients ask http://{addr}/routing/v1");
+    }
 }
 
 /// Where others find the node.

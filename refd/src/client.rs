@@ -1,8 +1,7 @@
-//! `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`, `gc`, `scrub`, `resolve`, `find`: a person or a script asks a running
-//! node for its objects, and where others are.
+//! The commands about objects: `refd put`, `get`, `stat`, `ls`, `rm`, `pin`, `unpin`, `gc`, `scrub`, `resolve`, `find`.
 //!
-//! What a script reads is on standard output and nothing else is; what people read, progress and errors, is on standard
-//! error. Whatever is fetched was verified against its name here, whoever sent it.
+//! Standard output has the results, for scripts, and nothing else; progress and errors are on standard error. Whatever is
+//! fetched is verified here against its address, whoever sent it.
 
 mod ending;
 mod moving;
@@ -24,13 +23,13 @@ use serde_json::json;
 
 use self::moving::{bring, get, get_dir, get_file, put, put_dir};
 pub(crate) use self::{
-    ending::{CODES, Ends, exit_code, hint},
+    ending::{CODES, Ends, exit_code, hint, of_status},
     moving::{Reading, fetch_file, part_of},
     target::Target,
 };
 use crate::{ask::AskError, repair::Wish, tree};
 
-/// Objects asked for at once when listing.
+/// Objects in one page of a list.
 const PAGE: usize = 500;
 
 /// An id as people paste it: `b3:...` or a CID.
@@ -52,7 +51,7 @@ fn contact(text: &str) -> Result<String, String> {
     }
 }
 
-/// What is asked.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
     /// Stores a file, a directory, or standard input, and prints its id.
@@ -60,10 +59,10 @@ pub(crate) enum Request {
     Put {
         /// The file or directory; `-` is standard input. The id of a directory is that of a list of its files.
         file: PathBuf,
-        /// Pins it, so that no collection removes it, and with a directory each of its files.
+        /// Pins it, so that it is not garbage collected; for a directory, each of its files too.
         #[arg(long)]
         pin: bool,
-        /// Does not wait until it is on disk.
+        /// Returns before it is on disk.
         #[arg(long)]
         buffered: bool,
         #[command(flatten)]
@@ -74,20 +73,20 @@ pub(crate) enum Request {
     /// Fetches an object, verified, to standard output, into a file or, if it was a directory, into one.
     #[command(after_help = CODES)]
     Get {
-        /// Its id, `b3:...` or a CID; or a name, and then what the node says that it stands for.
+        /// Its id, `b3:...` or a CID; or a name, which the node resolves.
         #[arg(value_name = "ID|NAME", value_parser = wanted)]
         id: ron_index::Key,
-        /// Where to put it. What was fetched of it before is kept in FILE.part, and fetching goes on from there.
+        /// Where to put it. An interrupted fetch leaves FILE.part, and continues from there when repeated.
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// The list of a directory as it is, and not the directory; without --output it is so anyway.
+        /// Fetches the list of a directory instead of the directory itself, as is always done without --output.
         #[arg(long)]
         raw: bool,
-        /// Only these bytes, as in 0-99 or 100-; not into a file that may be continued.
+        /// Fetches only these bytes, as in 0-99 or 100-. Not together with --output.
         #[arg(long, value_name = "FIRST-LAST", value_parser = range, conflicts_with = "output")]
         range: Option<(u64, Option<u64>)>,
-        /// A node that has it. The node that is asked brings it from there if it does not have it; without this, from
-        /// whoever the DHT says provides it.
+        /// A node that has it. If the node that is asked does not have it, it fetches it from there; without this option, from
+        /// the providers that the DHT finds.
         #[arg(long, value_name = "NODE_ID@IP:PORT", value_parser = contact)]
         from: Option<String>,
         #[command(flatten)]
@@ -105,7 +104,7 @@ pub(crate) enum Request {
     /// Lists the objects of a node: id, size, and whether it is pinned or damaged.
     #[command(after_help = CODES)]
     Ls {
-        /// Goes on behind this id.
+        /// Begins after this id.
         #[arg(long, value_name = "ID", value_parser = content_id)]
         after: Option<ContentId>,
         /// Stops after so many.
@@ -123,7 +122,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Pins objects: neither `rm` nor a collection removes them.
+    /// Pins objects, so that neither `rm` nor garbage collection removes them.
     #[command(after_help = CODES)]
     Pin {
         /// Their ids.
@@ -132,49 +131,49 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Says what a name, an address or a CID leads to: what it is made of and who has it, the best first.
+    /// Resolves a name, an address or a CID: prints its content, its size and its providers, best first.
     #[command(after_help = CODES)]
     Resolve {
         /// A name, `b3:...` or a CID.
         key: ron_index::Key,
-        /// So many providers.
+        /// How many providers at most.
         #[arg(long, value_name = "COUNT", default_value_t = ron_index::LIMIT_DEFAULT)]
         limit: usize,
-        /// Says why each is where it is.
+        /// Prints the factors of each provider's score.
         #[arg(long)]
         explain: bool,
         #[command(flatten)]
         target: Target,
     },
-    /// Says who has some content, one in each line.
+    /// Finds providers of some content, and prints one per line.
     #[command(after_help = CODES)]
     Find {
         /// Its id: `b3:...` or a CID.
         #[arg(value_parser = ron_index::Key::content)]
         id: ron_index::Key,
-        /// So many providers.
+        /// How many providers at most.
         #[arg(long, value_name = "COUNT", default_value_t = ron_index::LIMIT_DEFAULT)]
         limit: usize,
         #[command(flatten)]
         target: Target,
     },
-    /// Collects what is not pinned and was not put just now, and says how much that was. On a node that keeps objects with
-    /// others, what is claimed stays.
+    /// Garbage collects the objects that are not pinned and not new, and prints how many those were. On a node that keeps
+    /// objects with others, claimed objects stay.
     #[command(after_help = CODES)]
     Gc {
-        /// Only says how much it would be.
+        /// Only prints how much would be collected.
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
         target: Target,
     },
-    /// Reads every object again, sets aside what is damaged, and lists it. Exits with 7 if there is some.
+    /// Reads and verifies every object, and lists damaged ones, which are no longer served. Exits with 7 if there are any.
     #[command(after_help = CODES)]
     Scrub {
         #[command(flatten)]
         target: Target,
     },
-    /// Takes pins back.
+    /// Unpins objects.
     #[command(after_help = CODES)]
     Unpin {
         /// Their ids.

@@ -23,7 +23,7 @@ use ron_registry::Registry;
 use ron_storage::{Store, http::Kept};
 use serde_json::{Value, json};
 
-use crate::going::Going;
+use crate::unfold::Unfold;
 
 /// Between two looks. Each costs some milliseconds, and a person sees no more.
 const EVERY: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ async fn events(State(watched): State<Watched>, request: Request) -> Response {
         let event = format!("data: {}\n\n", watched.look().await);
         Some((Bytes::from(event), (watched, stop, false)))
     };
-    let mut response = Response::new(Body::from_stream(Going::new((watched, stop, true), next)));
+    let mut response = Response::new(Body::from_stream(Unfold::new((watched, stop, true), next)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

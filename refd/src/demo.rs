@@ -13,7 +13,7 @@ use std::{
     num::NonZeroUsize,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::{Args, value_parser};
@@ -377,7 +377,7 @@ async fn provide(node: &Node, content: ContentId, others: usize) -> Result<usize
 }
 
 async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), Box<dyn Error>> {
-    let began = Instant::from(now());
+    let began = now();
     let mut found = asker.parts.dht.find_providers(content, NonZeroUsize::MIN, soon())?;
     let first = found.next().await?.ok_or("nobody provides it")?;
     expect(first.id == provider.parts.dht.node_id(), "the provider that is found is the one that provides")?;
@@ -388,14 +388,14 @@ async fn find(asker: &Node, content: ContentId, provider: &Node) -> Result<(), B
         "{} asks {asked} of the others and finds that {} provides it ({:.1?})",
         asker.name,
         provider.name,
-        Instant::from(now()) - began
+        began.elapsed()
     );
     Ok(())
 }
 
 /// One node publishes, and every other one has to hear exactly that, once.
 async fn tell(nodes: &mut [Node], publisher: usize, words: &'static str) -> Result<(), Box<dyn Error>> {
-    let began = Instant::from(now());
+    let began = now();
     let receipt = nodes[publisher].news.publish(words, soon()).await?;
     let name = nodes[publisher].name;
     let mut heard = 0;
@@ -404,10 +404,7 @@ async fn tell(nodes: &mut [Node], publisher: usize, words: &'static str) -> Resu
         expect(message.id() == receipt.id && message.payload() == words, "what is heard is what was said")?;
         heard += 1;
     }
-    println!(
-        "{name} publishes {words:?} and the {heard} others hear it ({:.1?})",
-        Instant::from(now()) - began
-    );
+    println!("{name} publishes {words:?} and the {heard} others hear it ({:.1?})", began.elapsed());
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use ron_core::{
 use ron_overlay::{Delivery, Overlay, Subscription, Topic};
 use serde_json::{Value, json};
 
-use crate::going::Going;
+use crate::unfold::Unfold;
 
 /// Listeners and messages in work at once.
 const IN_FLIGHT: u32 = 256;
@@ -70,7 +70,7 @@ async fn listen(
     let topic = joined(&overlay, name).await?;
     let heard = topic.subscribe(Deadline::after(TIMEOUT)).await?;
     let stop = request.extensions().get::<Stop>().cloned();
-    let mut response = Response::new(Body::from_stream(Going::new((heard, stop), next)));
+    let mut response = Response::new(Body::from_stream(Unfold::new((heard, stop), next)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -1,7 +1,6 @@
 //! `refd`: a node in a content-addressed network, assembled from the libraries of the family.
 
-/// As the standard one, but for a reader that has gone (`refd run | head`): a node that nobody listens to goes on, and its stop
-/// does not end in a panic.
+/// As the standard macro, but without a panic when nobody reads standard output any more (`refd run | head`): the node goes on.
 macro_rules! println {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -19,7 +18,6 @@ mod config;
 mod dashboard;
 mod demo;
 mod doctor;
-mod going;
 mod gossip;
 mod init;
 mod life;
@@ -38,6 +36,7 @@ mod settings;
 mod systemd;
 mod topics;
 mod tree;
+mod unfold;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -92,18 +91,18 @@ enum Command {
     /// Founds a log, decides in it, and checks what it says.
     #[command(subcommand)]
     Registry(registry::Request),
-    /// Writes all objects of a running node and its pins into a directory, verified; again, only what is new.
+    /// Writes all objects of a running node and its pins into a directory, verified. When repeated, fetches only new objects.
     #[command(after_help = CODES)]
     Backup {
         /// The directory.
         directory: PathBuf,
-        /// Reads what is there already and fetches again what does not hash to its name.
+        /// Also reads the objects that are there already, and fetches again those that do not hash to their name.
         #[arg(long)]
         verify: bool,
         #[command(flatten)]
         target: Target,
     },
-    /// Puts the objects of a backup into a running node and pins what was pinned.
+    /// Puts the objects of a backup into a running node, and pins those that were pinned.
     #[command(after_help = CODES)]
     Restore {
         /// The directory.
@@ -111,14 +110,14 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// A few nodes in this process show what a network of them does. Exits with 0 only if all of it held.
+    /// Runs a few nodes in this process to show what a network of them does. Exits with 0 only if every check held.
     Demo(demo::Request),
     /// Checks, shows and explains settings.
     #[command(subcommand)]
     Config(settings::Request),
-    /// Makes a place for a node: its key, its token and a file with settings. Prints its id.
+    /// Creates the data directory of a node, with its key, its token and a file of settings. Prints its id.
     Init(init::Request),
-    /// Looks whether a node would run well here: disk, clock, descriptors, secrets, ports. Exits with 1 if not.
+    /// Checks whether a node would run well here: disk, clock, descriptors, secrets, ports. Exits with 1 if not.
     Doctor(doctor::Request),
     /// Prints a script that lets a shell complete the commands.
     Completions {
@@ -154,7 +153,7 @@ fn main() -> ExitCode {
     });
     match perform(arguments.command, set_filter) {
         Ok(()) => ExitCode::SUCCESS,
-        // `refd ls | head -1`: whoever reads has enough, and that is no failure.
+        // `refd ls | head -1`: the reader has enough, which is no failure.
         Err(error) if is_read_no_more(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             let hint = client::hint(&*error).map_or(String::new(), |hint| format!("; {hint}"));

@@ -1,5 +1,4 @@
-//! `refd provide`, `peers`, `gossip`, `health`, `reload`: a person or a script asks a running node about its network, and
-//! about itself.
+//! The commands about the network and the node itself: `refd provide`, `peers`, `gossip`, `health`, `reload`.
 
 use std::{
     error::Error,
@@ -17,34 +16,34 @@ use crate::client::{CODES, Target};
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
-    /// Tells the network that a node has content, and prints its id. The node says it again by itself.
+    /// Announces that a node provides content, and prints its id. The node repeats the announcement by itself.
     #[command(after_help = CODES)]
     Provide {
-        /// What it has.
+        /// The ids of the content.
         #[arg(required = true, value_parser = ContentId::parse_any)]
         ids: Vec<ContentId>,
-        /// Takes it back instead.
+        /// Withdraws the announcement instead.
         #[arg(long)]
         stop: bool,
         #[command(flatten)]
         target: Target,
     },
-    /// Lists whom a node knows: id, addresses, how fast it answers, and whether there is a session.
+    /// Lists the peers that a node knows: id, addresses, round-trip time, and whether there is a session.
     #[command(after_help = CODES)]
     Peers {
         #[command(flatten)]
         target: Target,
     },
-    /// Speaks and listens on the topics that a node is on.
+    /// Publishes and listens on the topics that a node has joined.
     #[command(subcommand)]
     Gossip(Gossip),
-    /// Says whether a node is ready, and if not why. Exits with 6 then.
+    /// Says whether a node is ready; if not, says why and exits with 6.
     #[command(after_help = CODES)]
     Health {
         #[command(flatten)]
         target: Target,
     },
-    /// Lets a node read its settings again, and prints the keys that changed.
+    /// Makes a node read its settings again, and prints the keys that changed.
     #[command(after_help = CODES)]
     Reload {
         #[command(flatten)]
@@ -65,12 +64,12 @@ pub(crate) enum Gossip {
         #[command(flatten)]
         target: Target,
     },
-    /// Prints what is said on a topic, a message a line, until Ctrl-C.
+    /// Prints the messages on a topic, one per line, until Ctrl-C.
     #[command(after_help = CODES)]
     Sub {
         /// The topic, which the node's `overlay.topics` names.
         topic: String,
-        /// Ends after so many messages.
+        /// Stops after this many messages.
         #[arg(long, value_name = "COUNT")]
         count: Option<usize>,
         #[command(flatten)]

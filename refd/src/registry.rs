@@ -69,7 +69,7 @@ pub(crate) enum Request {
         #[arg(long)]
         json: bool,
     },
-    /// Begins the log of a node: so many of these signers decide from then on.
+    /// Begins the log of a node, with a policy by which this many of these signers decide.
     #[command(after_help = CODES)]
     Init {
         /// How many signers must agree.
@@ -81,19 +81,19 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Proposes what a name shall stand for, and prints the proposal's id.
+    /// Proposes what a name should stand for, and prints the proposal's id.
     #[command(after_help = CODES, group = ArgGroup::new("content").args(["artifact", "payload", "retire"]).required(true))]
     Propose {
         /// The name: visible ASCII characters, in parts between slashes.
         #[arg(value_parser = name)]
         name: Name,
-        /// Something elsewhere, by its id.
+        /// The name should stand for this object.
         #[arg(long, value_name = "ID", value_parser = content_id)]
         artifact: Option<ContentId>,
-        /// A small file, kept in the log itself: up to 48 KiB.
+        /// The name should stand for this small file, which is kept in the log itself: up to 48 KiB.
         #[arg(long, value_name = "FILE")]
         payload: Option<PathBuf>,
-        /// Nothing any more.
+        /// The name should stand for nothing any more.
         #[arg(long)]
         retire: bool,
         /// Hours that signers have.
@@ -105,8 +105,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Proposes who decides from now on, and prints the proposal's id. Takes a quorum of those who decide now, and one of
-    /// those who shall.
+    /// Proposes a new policy, and prints the proposal's id. It takes a quorum of the current policy and one of the new one.
     #[command(after_help = CODES)]
     Rotate {
         /// How many signers must agree from then on.
@@ -124,8 +123,8 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Shows what a proposal would change, who has approved it and how many more it needs; all that wait without an id. A file
-    /// is read without asking anybody.
+    /// Shows what a proposal would change, who has approved it and how many more it needs; without an id, all that wait. A file
+    /// is shown without asking a node.
     #[command(after_help = CODES)]
     Diff {
         /// The proposal's id, or the file with it.
@@ -133,7 +132,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Shows a proposal and approves it. By its id that needs the token of the node; from a file into a file it needs only the key.
+    /// Shows a proposal and approves it. By its id, this needs the token of the node; from a file into a file, only the key.
     #[command(after_help = CODES)]
     Approve {
         /// Its id, or the file with it.
@@ -147,8 +146,8 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Sends a proposal and approvals that were written to files. Exits with 6 if it is not in the log then, and names the approvals
-    /// that do not count.
+    /// Sends a proposal and approvals that were written to files. Names approvals that do not count, and exits with 6 unless the
+    /// proposal is in the log then.
     #[command(after_help = CODES)]
     Commit {
         /// The file with the proposal.
@@ -158,7 +157,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Says what a name stands for, proven.
+    /// Prints what a name stands for, verified by proof.
     #[command(after_help = CODES)]
     Get {
         /// The name.
@@ -196,7 +195,7 @@ pub(crate) enum Request {
         #[command(flatten)]
         target: Target,
     },
-    /// Checks such a proof, without asking anybody, and says what was decided.
+    /// Verifies such a proof without asking a node, and prints what was decided.
     #[command(after_help = CODES)]
     Verify {
         /// The file with the proof; the entry is in FILE.entry.

@@ -1,4 +1,4 @@
-//! `refd repair` and `refd decommission`: a person or a script asks how objects on many nodes are doing, and lets a node go.
+//! The commands about objects on many nodes: `refd repair` and `refd decommission`.
 
 use std::{
     error::Error,
@@ -26,13 +26,13 @@ const EVERY: Duration = Duration::from_millis(500);
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
-    /// How objects that live on many nodes are doing, and what is wished for them.
+    /// Shows how objects on many nodes are doing, and changes their policies.
     #[command(subcommand)]
     Repair(Repair),
-    /// Empties a node before it goes: it is given nothing more, and what it has is copied to others. Waits until they have it.
+    /// Drains a node before it leaves: it takes nothing new, and what it has is copied to others. Waits until they have it.
     #[command(after_help = CODES)]
     Decommission {
-        /// Takes it back: the node stays.
+        /// Cancels that: the node stays.
         #[arg(long)]
         undo: bool,
         /// Does not wait; `refd repair status` says how many objects are left.
@@ -46,19 +46,19 @@ pub(crate) enum Request {
 /// What is asked about repair.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Repair {
-    /// Says how objects and nodes are doing, and what happened last.
+    /// Prints how objects and nodes are doing, and recent events.
     #[command(after_help = CODES)]
     Status {
         /// Exits with 6 unless every object is as its policy asks for.
         #[arg(long)]
         check: bool,
-        /// With --check, exits with 6 also if fewer nodes than so many answer, that one among them.
+        /// With --check, also exits with 6 if fewer nodes than this answer, counting the node itself.
         #[arg(long, value_name = "COUNT", requires = "check", default_value_t = 1)]
         nodes: u64,
         #[command(flatten)]
         target: Target,
     },
-    /// Says how objects are kept from now on, and prints their ids.
+    /// Sets the policy of objects, and prints their ids.
     #[command(after_help = CODES)]
     Policy {
         /// Their ids.
@@ -69,7 +69,7 @@ pub(crate) enum Repair {
         #[command(flatten)]
         target: Target,
     },
-    /// Does not wait for a node any more that will not come back, and prints its id.
+    /// Gives up a lost node that will not come back, and prints its id.
     #[command(after_help = CODES)]
     Forget {
         /// Its id.
@@ -83,14 +83,14 @@ pub(crate) enum Repair {
 /// How an object is kept, and when that is answered.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Wish {
-    /// So many copies, each on a node of its own [default: keeping.policy of the node].
+    /// Keeps this many copies, each on a different node [default: keeping.policy of the node].
     #[arg(long, value_name = "COUNT", conflicts_with = "erasure", value_parser = copies)]
     copies: Option<u8>,
-    /// Cut into K shards and M more, each on a node of its own; any K of them are enough.
+    /// Cuts it into K+M shards, each on a different node; any K of them are enough.
     #[arg(long, value_name = "K+M", value_parser = erasure)]
     erasure: Option<Policy>,
-    /// Answers when it is durable on that node (`local`), or on so many, or in shards as safe as so many copies
-    /// [default: keeping.ack of the node].
+    /// Returns when it is durable on that node (`local`), or on this many nodes, or in shards that are as safe as this many
+    /// copies [default: keeping.ack of the node].
     #[arg(long, value_name = "local|COUNT", value_parser = ack)]
     ack: Option<Ack>,
 }

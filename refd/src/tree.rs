@@ -17,7 +17,7 @@ use ron_storage::client::Client;
 use serde::{Deserialize, Serialize};
 
 /// How every list begins, and nothing else that is likely to be stored.
-pub(crate) const MAGIC: &[u8] = b"{\"ron_tree\":1,";
+const MAGIC: &[u8] = b"{\"ron_tree\":1,";
 
 /// What a list may be long: some two hundred thousand files.
 const LIST_MAX: u64 = 32 << 20;

@@ -1,4 +1,4 @@
-//! Asking an index elsewhere, through its routes (feature `client`).
+//! A client of the HTTP routes of an index (feature `client`).
 
 use std::{
     future::{Future as _, poll_fn},
@@ -19,23 +19,23 @@ use tokio::net::TcpStream;
 
 use crate::Key;
 
-/// Bytes of the largest answer that is taken: 32 providers with everything that they may have are a tenth of this.
+/// The largest answer that is read. 32 providers with all they may have take a tenth of this.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Why an index elsewhere did not answer.
+/// Why the index did not answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The address is none: `http://`, a host, perhaps a port and a path.
-    #[error("{url:?} is no address of an index")]
+    /// The URL is not `http://HOST`, with an optional port and path.
+    #[error("{url:?} is not the address of an index: it is like http://127.0.0.1:4711")]
     Address {
-        /// What was given.
+        /// The URL.
         url: String,
     },
-    /// It cannot be reached.
+    /// The server cannot be reached.
     #[error("{server} cannot be reached")]
     Unreachable {
-        /// Who.
+        /// Its host and port.
         server: String,
         /// Why.
         source: std::io::Error,
@@ -49,25 +49,25 @@ pub enum ClientError {
     /// The connection broke.
     #[error("the connection broke")]
     Broken {
-        /// How.
+        /// Why.
         source: hyper::Error,
     },
-    /// It said no.
+    /// The server refused the request.
     #[error("{status} {code}: {words}")]
     Refused {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// For programs.
+        /// The reason, for programs: `code` of the problem.
         code: String,
-        /// For people.
+        /// The reason, for people.
         words: String,
-        /// When to ask again, if that helps.
+        /// When to ask again, if the server said so.
         retry_after: Option<Duration>,
     },
-    /// What it answered is not what an index answers.
+    /// The answer is not one that an index gives: something else listens there.
     #[error("not an answer of an index: {why}")]
     Stranger {
-        /// What is wrong.
+        /// What is wrong with it.
         why: String,
     },
 }
@@ -90,8 +90,8 @@ impl Refusal for ClientError {
     }
 }
 
-/// Asks one index. What it answers was verified by it and not by this: who does not trust it checks the names against the
-/// registry, and what is fetched against its address.
+/// A client of one index. The answers were verified by that index, not by this client: if you do not trust it, check names
+/// against the registry, and fetched content against its address.
 #[derive(Debug, Clone)]
 pub struct Client {
     host: String,
@@ -100,7 +100,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// An index whose routes are below `url`: `http://HOST:PORT` and perhaps a path.
+    /// A client of the index whose routes are below `url`: `http://HOST:PORT`, with an optional path.
     ///
     /// # Errors
     /// [`ClientError::Address`].
@@ -113,7 +113,7 @@ impl Client {
         Ok(Client { host, port: uri.port_u16().unwrap_or(80), base })
     }
 
-    /// What `key` leads to, with at most `limit` providers, as the route `/resolve` answers it.
+    /// Resolves `key`, with at most `limit` providers; the answer is the JSON of the route `/resolve`.
     ///
     /// # Errors
     /// A [`ClientError`].
@@ -129,7 +129,7 @@ impl Client {
         self.get("resolve", path, deadline).await
     }
 
-    /// Who has some content, as the route `/providers` answers it.
+    /// Finds at most `limit` providers of some content; the answer is the JSON of the route `/providers`.
     ///
     /// # Errors
     /// A [`ClientError`].
@@ -150,7 +150,7 @@ impl Client {
         if status == StatusCode::OK {
             return serde_json::from_slice(&body).map_err(|error| stranger(error.to_string()));
         }
-        // What stands between may refuse in words of its own.
+        // A proxy in between may refuse with a body of its own.
         let said: Value = serde_json::from_slice(&body).unwrap_or_default();
         let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
         let detail = text("detail");
@@ -158,7 +158,7 @@ impl Client {
         Err(ClientError::Refused { status: status.as_u16(), code: text("code"), words, retry_after })
     }
 
-    /// Whom a request is for, as the header `Host` has it.
+    /// The value of the header `Host`.
     fn server(&self) -> String {
         let is_v6 = self.host.contains(':');
         if is_v6 { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
@@ -190,7 +190,7 @@ impl Client {
                 head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
             Ok((head.status, retry.map(Duration::from_secs), whole.freeze()))
         });
-        // The connection goes on for as long as somebody waits for what it brings.
+        // The connection is driven for as long as the answer is waited for.
         poll_fn(|cx| {
             loop {
                 if let Poll::Ready(answer) = asking.as_mut().poll(cx) {
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// A proxy that refused in plain text was called a stranger: its status was lost, and when to ask again.
+    /// A refusal by a proxy in plain text was reported as `Stranger`, so its status and `retry-after` were lost.
     #[tokio::test]
     async fn who_refuses_in_words_of_its_own_has_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

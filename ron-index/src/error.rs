@@ -1,4 +1,4 @@
-//! Why a call came back without what was asked.
+//! Why a call came back without an answer.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub enum IndexError {
         /// How long it is expected to stay full.
         retry_after: Duration,
     },
-    /// The budget is spent. Nothing is known about what was asked for; ask again.
+    /// The deadline passed, or the budget of the lookup was spent. This says nothing about the key; ask again.
     #[error("{op} passed its deadline")]
     Timeout {
         /// What was asked.
@@ -27,50 +27,52 @@ pub enum IndexError {
     /// The index is stopping. This handle will not answer again.
     #[error("shutting down")]
     Canceled,
-    /// Our own mistake; it was counted and logged.
+    /// A bug in this crate or in a source. It was counted and logged.
     #[error("{op} panicked")]
     Panicked {
         /// What was being done.
         op: &'static str,
     },
-    /// Everybody who could be asked keeps failing and is left alone for now. Retry after the pause.
+    /// Every source that could be asked keeps failing, so its breaker is open. Retry after the pause.
     #[error("{target} keeps failing and is left alone")]
     BreakerOpen {
-        /// Which source.
+        /// The source that will be asked again first.
         target: &'static str,
         /// When it may be asked again.
         retry_after: Duration,
     },
-    /// Whoever could know cannot yet: the log of names has not begun, or this node knows no other. It says nothing about what was
-    /// asked for. Retry when the gate opens.
+    /// The sources cannot know yet: the log of names has not begun, or this node knows no other node. This says nothing about
+    /// the key. Retry when the gate opens.
     #[error("not ready: {gate}")]
     NotReady {
-        /// What is waited for: `registry.log`, `dht.seeds`, or what a source of the host's own calls it.
+        /// What is missing: `registry.log`, `dht.seeds`, or the name that the host's own source gave it.
         gate: &'static str,
     },
-    /// Those who were asked failed to answer. Ask again; it says nothing about what was asked for.
+    /// The sources that were asked failed to answer. This says nothing about the key; ask again.
     #[error("no source could answer")]
     Unavailable,
-    /// There is nothing under this key, as far as those who were asked know.
+    /// There is nothing under this key, as far as the sources that were asked know.
     #[error("nothing is known under this key")]
     NotFound,
     /// The text is no key.
     #[error("not a key")]
     Key(#[from] KeyError),
-    /// As many keys are pinned as may be. Take a pin back first.
-    #[error("{max} keys are pinned already")]
+    /// No more keys may be pinned. Unpin one first, or raise [`Settings::pins_max`](crate::Settings::pins_max).
+    #[error("{max} keys are pinned already, and pins_max allows no more")]
     PinsFull {
-        /// How many may be.
+        /// The limit, `pins_max`.
         max: usize,
     },
-    /// The answers that are pinned take as much of the cache as they may, which is half. Take a pin back first, or give the cache
-    /// more bytes.
-    #[error("what is pinned takes {max_bytes} bytes already")]
+    /// Pinned answers may take half of the cache, and this one would exceed that. Unpin one first, or raise
+    /// [`Settings::cache_bytes`](crate::Settings::cache_bytes).
+    #[error(
+        "pinned answers may take {max_bytes} bytes, half of cache_bytes, and there is no room for another"
+    )]
     PinsHeavy {
-        /// How many it may.
+        /// The limit, half of `cache_bytes`.
         max_bytes: u64,
     },
-    /// The settings do not fit.
+    /// A setting is out of range, or cannot change while the index runs.
     #[error("settings: {0}")]
     Config(ConfigError),
 }
@@ -82,7 +84,7 @@ impl From<ConfigError> for IndexError {
 }
 
 impl IndexError {
-    /// Whether a stale answer is better than this one: it says nothing about what was asked for.
+    /// Whether a stale answer is better than this error, because the error says nothing about the key.
     pub(crate) fn is_mishap(&self) -> bool {
         matches!(
             self,

@@ -2,19 +2,18 @@
 //!
 //! | Route | Answer |
 //! |---|---|
-//! | `GET /resolve/{key}?limit=&explain=` | what a name, a `b3:` address or a CID leads to: manifest and ranked providers |
-//! | `GET /providers/{id}?limit=&explain=` | who has some content; with `accept: application/x-ndjson` each as it is found |
-//! | `GET /routing/v1/providers/{cid}` | the same as IPFS clients ask it: Delegated Routing V1, JSON and NDJSON, with its filters |
-//! | `GET /routing/v1/peers/{id}` | where a node is, by the same specification |
-//! | `GET /status`, `GET /openapi.json` | how the index is doing; all of these routes, for programs |
-//! | `POST /reindex/{key}` | forgets a key and looks it up again; with [`guarded`], as all that follow |
+//! | `GET /resolve/{key}?limit=&explain=` | resolves a name, a `b3:` address or a CID: its content, manifest and ranked providers |
+//! | `GET /providers/{id}?limit=&explain=` | providers of some content; with `accept: application/x-ndjson` each as it is found |
+//! | `GET /routing/v1/providers/{cid}` | the same for IPFS clients: Delegated Routing V1, JSON and NDJSON, with its filters |
+//! | `GET /routing/v1/peers/{id}` | the addresses of a node, by the same specification |
+//! | `GET /status`, `GET /openapi.json` | how the index is doing; an OpenAPI document of these routes |
+//! | `POST /reindex/{key}` | purges a key and looks it up again; from [`guarded`], as are all that follow |
 //! | `PUT`, `DELETE /pins/{key}` | keeps an answer fresh from now on, or no longer |
-//! | `POST /purge` | forgets the keys of a JSON body, or everything |
+//! | `POST /purge` | purges the keys in a JSON body, or everything |
 //!
-//! A name that leads to what nobody is known to have is an answer, with its content and without providers.
+//! A name that is known, but whose content no known node provides, is answered with its content and without providers.
 //!
-//! A key may have slashes. `limit` is 1 to 32 and 5 if it is not there; `explain=true` tells what the place of each provider
-//! is made of.
+//! A key may contain slashes. `limit` is 1 to 32, by default 5; `explain=true` adds the factors of each provider's score.
 //!
 //! # Caching
 //!
@@ -23,13 +22,20 @@
 //!
 //! # What is refused
 //!
-//! As `application/problem+json`, see [`ron_core::http::Problem`]: 400 for what is no key or no number, 401 and 403 before
-//! anything is queued, 404 `no_such_name` for a name that no source knows and `no_providers` for content that nobody is known to
-//! have, 429 at once when too much is asked, 503 when nobody can answer (`not_ready` if nobody could know yet: a log of names
-//! that has not begun, a node that knows no other) or the node stops, 504 when the budget is spent. Under `/routing/v1` what is
-//! no CID is 422 and what nobody has is 200 with an empty list, as that specification has it.
+//! Refusals are `application/problem+json`, see [`ron_core::http::Problem`]:
 //!
-//! Changes may have an `Idempotency-Key`: the same again within ten minutes is answered as the first time, and not done.
+//! * 400 for an invalid key or parameter;
+//! * 401 and 403 before anything is queued;
+//! * 404 `no_such_name` for a name that no source knows, `no_providers` for content without a known provider;
+//! * 429 at once when too much is asked;
+//! * 503 when no source can answer or the node is stopping; `not_ready` if the sources cannot know yet, because the log of names
+//!   has not begun or the node knows no other;
+//! * 504 when the budget is spent.
+//!
+//! Under `/routing/v1` an invalid CID is 422, and content without providers is 200 with an empty list, as that specification
+//! says.
+//!
+//! Changes may carry an `Idempotency-Key`: the same request again within ten minutes gets the first answer and changes nothing.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -67,11 +73,11 @@ use crate::Index;
 pub(crate) use idempotency::IDEMPOTENCY;
 pub use openapi::document as openapi;
 
-/// Requests in work at once, answers on their way included.
+/// Requests at once, including those whose answers are still being sent.
 const IN_FLIGHT: u32 = 8192;
 
-/// Nodes that are looked for at once: that goes past the resolver pool, so it is few. Twice what one client may have under way
-/// by default, so that one alone cannot take them all.
+/// Searches for nodes at once. Few, because they bypass the resolver pool; and twice what one client may have under way by
+/// default, so that no client can take them all.
 const LOCATE_IN_FLIGHT: u32 = 128;
 
 /// The type of an answer with a provider in each line.
@@ -88,10 +94,11 @@ pub fn router(index: &Index) -> Router {
         .merge(lookups(index))
 }
 
-/// The routes that look something up, and no others: for hosts that serve them beside routes of their own.
+/// Only the routes that look something up, without `/status` and `/openapi.json`: for hosts that mount them beside routes of
+/// their own.
 pub fn lookups(index: &Index) -> Router {
     let guard = |name| Guard::new(name).in_flight(IN_FLIGHT).metrics(&index.inner().metrics);
-    // Around the guards: a page must be able to read a refusal as well, and when to come back.
+    // Outside the guards, so that a page in a browser can read refusals and their `retry-after` as well.
     let open = || map_response(routing::open_to_browsers);
     let peers = Guard::new("routing_peers").in_flight(LOCATE_IN_FLIGHT).metrics(&index.inner().metrics);
     Router::new()
@@ -112,8 +119,8 @@ pub fn lookups(index: &Index) -> Router {
         .with_state(index.clone())
 }
 
-/// The routes that change something. Each asks `authorizer` about an action of its own before anything is queued and before
-/// anything of a body is read: `index.reindex`, `index.pin`, `index.purge`.
+/// The routes that change something. Each asks `authorizer` for its action, `index.reindex`, `index.pin` or `index.purge`,
+/// before anything is queued and before the body is read.
 pub fn guarded(index: &Index, authorizer: Arc<dyn Authorizer>) -> Router {
     let guard = |name: &'static str, action: &'static str| {
         Guard::new(name)

@@ -10,15 +10,16 @@ use std::{
 };
 
 use ron_core::{
-    BreakerState, CallError, ClientKey, Deadline, Feed, Gate, Histogram, Lane, Lock, LockSpec, Metrics, Pass,
-    Snapshot, Stop, Tally, now,
+    BreakerState, CallError, ClientKey, Counter, Deadline, Feed, Gate, Histogram, Lane, Lock, LockSpec,
+    Metrics, Pass, Snapshot, Stop, Tally, now,
 };
 use tokio::time::Instant;
 
 use crate::{
     Event, IndexError,
+    breakers::Behaviour,
     flight::{Flight, Waiter},
-    janitor::{Behaviour, Write},
+    janitor::Write,
     logic::{
         cache::{CacheReader, Entry, Freshness},
         hedge::Hedging,
@@ -185,7 +186,7 @@ impl Inner {
         }
         let limit = self.adapting.lock().limit.as_ref().map(AdaptiveLimit::limit);
         if limit.is_some_and(|limit| flights.len() >= limit) {
-            self.metrics.tally(ron_core::Counter::BusyRejections, "index_adaptive").add(1);
+            self.metrics.tally(Counter::BusyRejections, "index_adaptive").add(1);
             return Err(IndexError::Busy { what: "index_adaptive", retry_after: LOOKUP_PAUSE });
         }
         let (pass, is_background) = match purpose {
@@ -291,6 +292,21 @@ impl Inner {
         }
         // What is shed is counted by the lane: the next question says the same.
         let _ = self.behaviour.try_push(Behaviour { source, is_failure: error.is_some() });
+    }
+
+    /// A source panicked: that is counted, logged, and an error like others.
+    pub(crate) fn panicked(&self, source: Source) -> SourceError {
+        self.metrics.tally(Counter::TasksPanicked, "source").add(1);
+        tracing::error!(source = self.sources.label(source), "a source panicked");
+        SourceError::Panicked
+    }
+
+    /// Whether there are sources of providers and all of them are left alone.
+    pub(crate) fn has_nobody(&self) -> bool {
+        let views = self.breakers.load();
+        let mut providers =
+            (0..self.sources.providers.len()).map(|at| views[self.sources.number(Source::Providers(at))]);
+        providers.len() > 0 && providers.all(|view| view.state != BreakerState::Closed)
     }
 
     /// A source that is left alone, the one that may be asked first, for the error that says so.

@@ -1,44 +1,36 @@
-//! The two who write: one into the cache, one into the table of breakers. Everybody else tells them what happened.
+//! The only writer of the cache. Everybody else tells it what is to change.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+};
 
-use ron_core::{Breaker, BreakerState, Deadline, Inbox, LaneSpec, Reply, Restart, Stop, TaskSpec, now};
+use ron_core::{Inbox, LaneSpec, Reply, Restart, TaskSpec, now};
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
     Event, IndexError,
     flight::Flight,
-    inner::{BreakerView, Inner, Source},
+    inner::Inner,
     logic::{
         cache::{CacheWriter, Entry, Freshness},
         key::Key,
     },
-    many::Many,
-    metrics::{BREAKER_STATE, CACHE_BYTES, CACHE_ENTRIES, HEDGE_DELAY, LOOKUPS_MAX, PURGES, SWEPT},
-    source::SourceError,
+    metrics::{CACHE_BYTES, CACHE_ENTRIES, HEDGE_DELAY, LOOKUPS_MAX, PURGES, SWEPT},
 };
 
 pub(crate) const WRITES: LaneSpec = LaneSpec::new("ron-index", "writes", 1024)
     .flow("workers and callers → cache janitor")
     .why("more lookups than can be under way; each is a map operation, so it is empty unless the janitor sweeps");
 
-pub(crate) const BEHAVIOUR: LaneSpec = LaneSpec::new("ron-index", "behaviour", 1024)
-    .shed_oldest()
-    .flow("workers → breaker janitor")
-    .why("how sources answered; when there is too much to count, the latest is worth most");
-
 pub(crate) const CACHE_JANITOR: TaskSpec = TaskSpec::new("ron-index", "cache_janitor")
     .restart(Restart::PROMPT)
     .what("the only writer of the cache: takes answers in, purges, sweeps, keeps what is pinned fresh; stops after the workers");
 
-pub(crate) const BREAKER_JANITOR: TaskSpec = TaskSpec::new("ron-index", "breaker_janitor")
-    .restart(Restart::PROMPT)
-    .what("the only writer of the breakers: counts how sources answer, and probes those that are left alone");
-
-/// How an answer ends up.
+/// What came of a lookup.
 pub(crate) struct Finished {
     pub(crate) outcome: Result<Arc<Entry>, IndexError>,
-    /// Something else that was found out by the way.
+    /// The answer about the content, if the lookup was about a name and found that too.
     pub(crate) also: Option<(Key, Arc<Entry>)>,
     /// Whether it goes into the cache.
     pub(crate) is_kept: bool,
@@ -60,12 +52,6 @@ pub(crate) enum Write {
     Clear(&'static str, Option<Reply<()>>),
     /// A key is to be kept, or no longer; whether that is a change.
     Pin(Key, bool, Reply<Result<bool, IndexError>>),
-}
-
-/// How a source answered.
-pub(crate) struct Behaviour {
-    pub(crate) source: Source,
-    pub(crate) is_failure: bool,
 }
 
 /// Keeps the cache until the lane is closed and empty; then tells those who still wait.
@@ -213,7 +199,7 @@ impl CacheJanitor<'_> {
         let was_put = self.writer.put(key, entry);
         if was_put {
             let stays = self.pins.hold(key, entry.bytes() as u64, self.pinned_max());
-            entry.is_pinned.store(stays, std::sync::atomic::Ordering::Relaxed);
+            entry.is_pinned.store(stays, Ordering::Relaxed);
         }
         was_put
     }
@@ -251,7 +237,7 @@ impl CacheJanitor<'_> {
             self.pins.remove(&key);
         }
         if let Some(entry) = entry.filter(|_| is_change) {
-            entry.is_pinned.store(is_pinned, std::sync::atomic::Ordering::Relaxed);
+            entry.is_pinned.store(is_pinned, Ordering::Relaxed);
         }
         if is_change {
             let event = if is_pinned { Event::Pinned { key } } else { Event::Unpinned { key } };
@@ -280,103 +266,6 @@ impl CacheJanitor<'_> {
         self.inner.metrics.gauge(HEDGE_DELAY).set(delay.as_secs_f64());
         if let Some(limit) = &adapting.limit {
             self.inner.metrics.gauge(LOOKUPS_MAX).set(limit.limit() as f64);
-        }
-    }
-}
-
-/// How often the breakers are looked at even if nothing happens, so that the gauges follow.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Keeps the breakers until the stop.
-pub(crate) async fn keep_breakers(inner: Arc<Inner>, inbox: Inbox<Behaviour>, stop: Stop) {
-    let settings = inner.settings.load();
-    let all = inner.sources.all();
-    let fresh = || Breaker::new(settings.breaker(), now()).expect("the settings were checked");
-    let mut breakers: Vec<Breaker> = all.iter().map(|_| fresh()).collect();
-    let mut probes: Many<(usize, ron_core::Admission), Result<(), SourceError>> = Many::default();
-    let mut states = vec![None; all.len()];
-    show(&inner, &all, &mut states, &breakers);
-    loop {
-        let wake = breakers.iter().filter_map(Breaker::wake_at).min();
-        let wake = wake.map_or_else(|| now() + LOOK_EVERY, |at| at.max(now() + Duration::from_millis(1)));
-        tokio::select! {
-            biased;
-            () = stop.requested() => return,
-            behaviour = inbox.recv() => {
-                let Some(Behaviour { source, is_failure }) = behaviour else { return };
-                let breaker = &mut breakers[inner.sources.number(source)];
-                // One that is refused began before the breaker opened, and says nothing new.
-                if let Ok(admission) = breaker.admit(now()) {
-                    if is_failure { breaker.on_failure(admission, now()) } else { breaker.on_success(admission, now()) }
-                }
-            }
-            done = probes.next(|| false), if !probes.is_empty() => {
-                if let Some(((number, admission), done)) = done {
-                    match done {
-                        Ok(Ok(())) => breakers[number].on_success(admission, now()),
-                        _ => breakers[number].on_failure(admission, now()),
-                    }
-                }
-            }
-            () = sleep_until(wake) => {}
-        }
-        for (number, breaker) in breakers.iter_mut().enumerate() {
-            while let Some(admission) = breaker.admit_probe(now()) {
-                let timeout = inner.settings.load().probe_timeout;
-                probes.push((number, admission), Box::pin(probe(Arc::clone(&inner), all[number], timeout)));
-            }
-        }
-        show(&inner, &all, &mut states, &breakers);
-    }
-}
-
-/// Asks a source whether it works, in nobody's name.
-async fn probe(inner: Arc<Inner>, source: Source, timeout: Duration) -> Result<(), SourceError> {
-    let deadline = Deadline::after(timeout);
-    let asked = match source {
-        Source::Name(at) => inner.sources.names[at].probe(deadline),
-        Source::Manifest(at) => inner.sources.manifests[at].probe(deadline),
-        Source::Providers(at) => inner.sources.providers[at].probe(deadline),
-    };
-    deadline.limit("probe", asked).await.unwrap_or(Err(SourceError::Timeout))
-}
-
-/// Publishes how the breakers stand.
-fn show(inner: &Inner, all: &[Source], states: &mut [Option<BreakerState>], breakers: &[Breaker]) {
-    let now = now();
-    let view = |breaker: &Breaker| {
-        let until: Instant = breaker.wake_at().unwrap_or(inner.born);
-        BreakerView { state: breaker.state(now), until }
-    };
-    let views: Vec<BreakerView> = breakers.iter().map(view).collect();
-    if *inner.breakers.load() != views {
-        inner.breakers.replace(views.clone());
-    }
-    let mut has_moved = false;
-    for ((source, view), state) in all.iter().zip(&views).zip(states.iter_mut()) {
-        let before = state.replace(view.state);
-        has_moved |= before != Some(view.state);
-        if before.is_some_and(|before| before != view.state) {
-            let target = inner.sources.label(*source);
-            tracing::info!(source = target, state = ?view.state, "breaker");
-            inner.events.publish(Event::BreakerMoved { target, state: view.state });
-        }
-    }
-    if !has_moved {
-        return;
-    }
-    for source in all {
-        let label = inner.sources.label(*source);
-        for (state, name) in [
-            (BreakerState::Closed, "closed"),
-            (BreakerState::Open, "open"),
-            (BreakerState::HalfOpen, "half_open"),
-        ] {
-            let is_same = |(other, view): &(&Source, &BreakerView)| {
-                inner.sources.label(**other) == label && view.state == state
-            };
-            let count = all.iter().zip(&views).filter(is_same).count();
-            inner.metrics.gauge_with(BREAKER_STATE, &[("target", label), ("state", name)]).set(count as f64);
         }
     }
 }

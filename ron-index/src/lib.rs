@@ -1,8 +1,9 @@
 //! One verified answer to "where is this?", within a budget.
 //!
-//! A name, a content address or an IPFS CID goes in; what the name stands for, what the content is made of and who has it,
-//! the best first, come out: from the cache in microseconds, by lookups that do not wait for the slowest otherwise, stale
-//! but marked when the world is down, and `Busy` at once when too much is asked.
+//! You ask about a name, a content address or an IPFS CID. You get what the name stands for, what the content is made of
+//! (its manifest), and which nodes provide it, best first. A cached answer takes microseconds; otherwise several sources are
+//! asked, and slow ones are not waited for. When no source can answer, an older answer is given and marked as stale. When
+//! too much is asked at once, the excess is refused with `Busy` immediately.
 //!
 //! # An index in fifteen lines
 //!
@@ -33,11 +34,11 @@
 //!
 //! | To | Use |
 //! |---|---|
-//! | ask the world | [`source`]: the traits [`Names`](source::Names), [`Manifests`](source::Manifests), [`Providers`](source::Providers), and adapters for a registry, a DHT, a store, those who keep objects with this node, and a list, by the features `registry`, `dht`, `storage` and `keeping` |
-//! | resolve | [`Index::resolve`]; [`Index::find`] for providers as they are found; [`Index::locate`] for where a node is |
-//! | forget, or never forget | [`Index::purge`], [`Index::reindex`], [`Index::pin`]; a registry that is followed purges by itself |
-//! | be fair to clients | [`Index::for_client`], [`Settings::client_in_flight`], [`Settings::client_rate`], [`Settings::client_lookups`] |
-//! | teach it who delivers | [`Index::report`] |
+//! | say where answers come from | [`source`]: the traits [`Names`](source::Names), [`Manifests`](source::Manifests) and [`Providers`](source::Providers); a fixed list; and, by the features `registry`, `dht`, `storage` and `keeping`, adapters for a registry, a DHT, a store, and the nodes that keep objects together with this one |
+//! | resolve | [`Index::resolve`]; [`Index::find`] for providers as they are found; [`Index::locate`] for the addresses of a node |
+//! | control the cache | [`Index::purge`], [`Index::reindex`], [`Index::pin`]; [`Builder::registry`] purges a name when the registry changes it |
+//! | give each client a fair share | [`Index::for_client`], [`Settings::client_in_flight`], [`Settings::client_rate`], [`Settings::client_lookups`] |
+//! | tell it which providers delivered | [`Index::report`] |
 //! | see how it is doing | [`Index::status`], [`Index::events`], [`Index::ready`], the metrics in `docs/operating.md` |
 //! | know how many workers a load needs | [`workers_for`] |
 //! | change settings while it runs | [`Index::reload`], which keeps the cache |
@@ -46,22 +47,26 @@
 //!
 //! # What it promises
 //!
-//! * What is answered was verified by its source before it was kept; what is stale says so.
-//! * A cache hit waits for nothing and enters no queue. The same key asked by ten thousand at once is looked up once.
+//! * Every answer was verified by its source before it was cached, and a stale one is marked as such.
+//! * A cache hit waits for nothing and enters no queue. If ten thousand callers ask for one key at once, it is looked up once.
 //! * A question is answered or refused within its budget, whatever sources do. A fast error never beats a slower success.
-//! * That there is nothing is remembered only if somebody who can say so said so: never because of a timeout.
+//! * "There is nothing" is cached only when a source with the authority to say so has said it, never because of a timeout.
 //! * Memory has a ceiling: [`Settings::cache_bytes`], the lane, the workers, and tables of a fixed size for clients.
 //!
 //! # What it refuses to do
 //!
-//! It stores nothing on disk, fetches no content, and decides nothing about names: it asks those who do. A source that is
-//! more trusted and fails is not replaced by one that is less, for names: whoever could silence it would decide.
+//! It stores nothing on disk, fetches no content, and decides nothing about names: it asks the sources that do. When a
+//! trusted source of names fails, no less trusted one is asked instead: otherwise whoever can silence the first source could
+//! decide what a name means.
 
-/// What the README shows is compiled and run with the examples of this documentation.
+/// The program in the README is compiled and run as a documentation test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeIsRun;
 
+mod answer;
+mod breakers;
+mod builder;
 #[cfg(feature = "client")]
 pub mod client;
 mod error;
@@ -82,20 +87,22 @@ mod metrics;
 mod settings;
 pub mod source;
 
-/// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
+/// Supervisors, deadlines, ids, and what it re-exports in turn, in the version that this crate uses.
 pub use ron_core;
-/// Where providers are asked for, in the version this crate uses.
+/// The source of providers, in the version that this crate uses.
 #[cfg(feature = "dht")]
 pub use ron_dht;
-/// Where names are asked for, in the version this crate uses.
+/// The source of names, in the version that this crate uses.
 #[cfg(feature = "registry")]
 pub use ron_registry;
-/// Where manifests are asked for, in the version this crate uses.
+/// The source of manifests, in the version that this crate uses.
 #[cfg(feature = "storage")]
 pub use ron_storage;
 
+pub use answer::{Answer, Found, Stale};
+pub use builder::Builder;
 pub use error::IndexError;
-pub use handle::{Answer, Builder, Event, Found, Index, Stale, Status};
+pub use handle::{Event, Index, Status};
 pub use logic::{
     cache::Resolution,
     key::{Key, KeyError, Multihash, Name},
@@ -110,10 +117,10 @@ pub const LIMIT_DEFAULT: usize = 5;
 #[must_use]
 pub fn inventory() -> ron_core::Inventory {
     let tasks = [
-        handle::RESOLVER,
-        handle::WARMER,
+        builder::RESOLVER,
+        builder::WARMER,
         janitor::CACHE_JANITOR,
-        janitor::BREAKER_JANITOR,
+        breakers::BREAKER_JANITOR,
         #[cfg(feature = "registry")]
         follow::FOLLOWER,
     ];
@@ -127,7 +134,7 @@ pub fn inventory() -> ron_core::Inventory {
         http::IDEMPOTENCY,
     ];
     ron_core::Inventory::of(
-        &[handle::WORK, handle::EVENTS, janitor::WRITES, janitor::BEHAVIOUR],
+        &[builder::WORK, builder::EVENTS, janitor::WRITES, breakers::BEHAVIOUR],
         &tasks,
         &locks,
     )

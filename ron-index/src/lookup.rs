@@ -7,9 +7,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     IndexError,
+    breakers::Behaviour,
     flight::Flight,
     inner::{Inner, Source},
-    janitor::{Behaviour, Finished, Write},
+    janitor::{Finished, Write},
     logic::{
         cache::{Entry, Freshness, Resolution},
         key::Key,
@@ -322,9 +323,7 @@ fn on_said(
             resolve.on_providers(target, said, now);
         }
         (_, source) => {
-            inner.metrics.tally(ron_core::Counter::TasksPanicked, "source").add(1);
-            tracing::error!(source = inner.sources.label(source), "a source panicked");
-            let is_transient = failed(SourceError::Panicked);
+            let is_transient = failed(inner.panicked(source));
             match source {
                 Source::Name(target) => resolve.on_name(target, Err(is_transient), now),
                 Source::Manifest(target) => resolve.on_manifest(target, Err(is_transient), now),

@@ -11,72 +11,75 @@ use crate::logic::{
     rank::RankSettings,
 };
 
-/// The most providers that an answer has.
+/// The most providers in one answer.
 pub const PROVIDERS_LIMIT: usize = 32;
 
 /// How often one client may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// In the long run.
+    /// Sustained.
     pub per_second: u64,
-    /// At once after a quiet time.
+    /// At once, after a quiet time.
     pub burst: u64,
 }
 
-/// The knobs of an index, for [`Builder::settings`](crate::Builder::settings). [`Index::reload`](crate::Index::reload) changes
-/// those that can change while it runs, and the cache stays as it is.
+/// The knobs of an index, for [`Builder::settings`](crate::Builder::settings). [`Index::reload`](crate::Index::reload) applies
+/// new ones while the index runs and keeps the cache; [`check_change`](Self::check_change) says which need a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Lookups that wait for a worker; more are refused with `Busy`. Default 512: more than a second of bursts, and few
-    /// enough that whoever is let in is still served within its budget.
+    /// Lookups that wait for a worker; more are refused with `Busy`. Default 512: enough for a burst of a second, and few
+    /// enough that every lookup that is let in can still finish within its budget.
     pub lane: usize,
     /// Events that a slow subscriber may be behind before it misses some. Default 1024.
     pub events_lane: usize,
     /// Lookups that run at once. Default 128. See [`workers_for`] for how many a load needs.
     pub workers: NonZeroUsize,
-    /// What one resolution may take in all: names, manifest, providers and ranking. Default 1200 ms.
+    /// How long one resolution may take in all: name, manifest, providers and ranking. Default 1200 ms.
     pub budget: Duration,
     /// Provider sources asked at once. Default 3.
     pub alpha: NonZeroUsize,
-    /// Other provider sources asked besides when those are slow. Default 2; 0 asks none.
+    /// Further provider sources asked when the first are slow (hedges). Default 2; 0 never hedges.
     pub beta: usize,
-    /// When sources count as slow, before enough was seen to tell. Default 150 ms; then what nineteen of twenty take.
+    /// How long to wait before hedging, until enough answers were timed; from then on, the time within which nineteen of
+    /// twenty answers came. Default 150 ms.
     pub hedge_after: Duration,
-    /// The shortest such delay. Default 5 ms.
+    /// The least time to wait before hedging. Default 5 ms.
     pub hedge_min: Duration,
-    /// Hedges for each question. Default 5 %. More answers faster and costs the sources that much.
+    /// How many hedges may be sent, as a share of all questions. Default 5 %. A larger share answers faster and loads the
+    /// sources by as much more.
     pub hedge_share: Ratio,
-    /// Times that questions are asked again after an error that passes, for each kind of question. Default and most 3.
+    /// Retries after transient errors, for each kind of question (name, manifest, providers). Default 3, which is also the most.
     pub retries: u32,
-    /// Verified providers that make an answer satisfactory. Default 1: whoever wants more waits longer for it.
+    /// Providers after which a lookup ends. Default 1: with more, every lookup takes longer.
     pub enough: NonZeroUsize,
-    /// Bytes of answers kept. Default 64 MiB, at least 1.
+    /// Memory for cached answers. Default 64 MiB, at least 1 MiB.
     pub cache_bytes: u64,
     /// How long an answer about a name is fresh, if its source does not say less. Default one minute. A registry that is
     /// [followed](crate::Builder::registry) says at once when one changes, and then this may be longer.
     pub name_ttl: Duration,
     /// How long an answer about content is fresh. Default five minutes.
     pub content_ttl: Duration,
-    /// How long it is remembered that there is nothing, after somebody who can say so did. Also how long an answer is fresh
-    /// that is not complete. Default 15 s.
+    /// How long "there is nothing" is fresh, when a source with the authority to say so has said it. Also how long an
+    /// incomplete answer is fresh. Default 15 s.
     pub negative_ttl: Duration,
-    /// For how long after that an answer is served, marked as stale, while it is asked for again. Default 30 s.
+    /// How long after its freshness an answer is still served, marked as stale, while a lookup refreshes it. Default 30 s.
     pub stale_while_revalidate: Duration,
-    /// For how long after its freshness an answer is served, marked as stale, if asking again fails. Default one hour.
+    /// How long after its freshness an answer is still served, marked as stale, if the lookup fails. Default one hour.
     pub stale_if_error: Duration,
-    /// How long asking again is left alone after it failed and a stale answer was served. Default 1 s.
+    /// How long no new lookup is begun after one has failed and a stale answer was served. Default 1 s.
     pub failure_pause: Duration,
-    /// Uses of an answer from which on it is asked for anew before it ends. Default 2; higher asks for fewer.
+    /// An answer that was used at least this often is refreshed shortly before it goes stale. Default 2; a higher number
+    /// refreshes fewer.
     pub refresh_hits: u32,
-    /// How often what is over is looked for and forgotten. Default 10 s.
+    /// How often answers that can no longer be served are removed. Default 10 s.
     pub sweep_interval: Duration,
-    /// Forgets everything that often, for nodes that must not remember what was asked. Default never. Nothing of an index is
-    /// ever on disk, with this or without.
+    /// How often the whole cache is cleared, for nodes that must not remember what was asked. Default never. An index never
+    /// writes anything to disk, with this or without.
     pub amnesia: Option<Duration>,
-    /// When a source that keeps failing is left alone, and when it is tried again: window, share of failures, cooldown,
-    /// probes. Default ten seconds, half of at least ten, one second, three. Probes are always made in the background.
+    /// When a source that keeps failing is left alone, and when it is tried again. Default: when half of at least ten
+    /// questions within ten seconds failed; after one second, by three probes. Probes are always made in the background.
     pub breaker: BreakerSettings,
-    /// How long such a probe may take. Default 1 s.
+    /// How long a probe may take. Default 1 s.
     pub probe_timeout: Duration,
     /// Questions of one client that may be open at once. Default 256.
     pub client_in_flight: u32,
@@ -84,22 +87,22 @@ pub struct Settings {
     pub client_rate: Option<Rate>,
     /// Questions per second of all clients together, half of them of clients not seen before. Default 200 000.
     pub total_rate: u64,
-    /// Lookups of one client that may be under way or wait. Default 64, half of the workers: one that asks for what nobody
+    /// Lookups of one client that may run or wait. Default 64, half of the workers: a client that asks for keys that nobody
     /// knows leaves the other half to the rest.
     pub client_lookups: u32,
-    /// Clients whose use is remembered for these limits. Default 16 384, some 800 KiB.
+    /// Clients that are told apart for these limits. Default 16 384, which takes some 800 KiB.
     pub clients_remembered: usize,
-    /// Lets fewer lookups in while they take long, down to eight. Default off: the lane and the workers are the limit.
+    /// Admits fewer lookups while they take long, down to eight. Default off: then only the lane and the workers limit them.
     pub adaptive: bool,
     /// Keys that may be pinned. Default 1024. Their answers may take half of the cache.
     pub pins_max: usize,
-    /// Which provider is first.
+    /// How providers are ordered.
     pub rank: RankSettings,
-    /// Providers of which it is remembered how they delivered. Default 4096.
+    /// Providers whose record of deliveries is kept. Default 4096.
     pub reputation_max: usize,
     /// Keys that are looked up at the start, one after the other. Default none.
     pub warmup: Vec<Key>,
-    /// How long running lookups may take after a stop, and no longer than their budget. Default 5 s, from 1 to 5.
+    /// How long running lookups may take after a request to stop, but no longer than their budget. 1 to 5 s, default 5 s.
     pub drain: Duration,
 }
 
@@ -145,14 +148,14 @@ impl Default for Settings {
     }
 }
 
-/// The longest that anything may be fresh or stale: who wants to keep answers longer wants a store.
+/// The longest that an answer may be fresh or stale. Whoever wants to keep answers longer wants a store, not a cache.
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Settings {
-    /// Whether these make sense, as a start checks them: for programs that read them from a file.
+    /// Checks the settings as [`Builder::start`](crate::Builder::start) does, for programs that read them from a file.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first setting that does not.
+    /// [`ConfigError`] naming the first setting that is out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         Capacity::new("lane", self.lane)?;
         Capacity::new("events_lane", self.events_lane)?;
@@ -216,10 +219,11 @@ impl Settings {
         self.lookup_gate().check()
     }
 
-    /// Whether a running index can take `new` in place of these. Named is the first setting that it cannot change.
+    /// Whether a running index with these settings can change to `new`.
     ///
     /// # Errors
-    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    /// [`ConfigError::NeedsRestart`] naming the first setting that only a restart can change, another [`ConfigError`] naming
+    /// one that is out of range.
     pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         let fixed = [
             ("lane", self.lane != new.lane),
@@ -238,8 +242,8 @@ impl Settings {
         }
     }
 
-    /// After how long another source is asked besides, by what was seen so far: no later than when half of the budget is
-    /// spent, unless the delay to begin with is later.
+    /// How long to wait before hedging, given the answers seen so far: no longer than half of the budget, unless
+    /// `hedge_after` is longer.
     pub(crate) fn hedge_delay(&self, hedging: &Hedging) -> Duration {
         hedging.delay(self.hedge_after, self.hedge_min, (self.budget / 2).max(self.hedge_after))
     }
@@ -252,7 +256,7 @@ impl Settings {
         Staleness { while_revalidate: self.stale_while_revalidate, if_error: self.stale_if_error }
     }
 
-    /// Who may ask.
+    /// The limits on questions.
     pub(crate) fn gate(&self) -> GateSettings {
         let rate = self.client_rate.unwrap_or(Rate { per_second: self.total_rate, burst: self.total_rate });
         let client = limits(rate.per_second, rate.burst, self.client_in_flight);
@@ -260,8 +264,8 @@ impl Settings {
         GateSettings { clients: self.clients_remembered, ..GateSettings::new(client, total) }
     }
 
-    /// Who may have something looked up. Clients not seen before share half of the workers, so that a flood of them leaves
-    /// the other half to those who have come back.
+    /// The limits on lookups. Clients not seen before share half of the workers, so that a flood of them leaves the other half
+    /// to the clients that are known.
     pub(crate) fn lookup_gate(&self) -> GateSettings {
         let places = self.lane + self.workers.get();
         let share = (self.workers.get() as f64 / 2.0).max(1.0) / places as f64;
@@ -277,8 +281,8 @@ fn limits(per_second: u64, burst: u64, in_flight: u32) -> GateLimits {
     GateLimits { per_second, burst, in_flight, bytes_per_second: 1 << 40, bytes_burst: 1 << 40 }
 }
 
-/// How many workers a load needs, so that they are busy seven tenths of the time: questions per second, what one takes
-/// without a lookup, what a lookup takes, and the share that the cache answers.
+/// How many workers a load needs so that they are busy seven tenths of the time. `per_second` questions arrive, each takes
+/// the time `without` a lookup, a `lookup` takes that much more, and the cache answers the share `hit_share`.
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,8 +1,9 @@
-//! What the index asks of the world: what a name stands for, what content is made of, and who has it.
+//! Where answers come from: what a name stands for, what content is made of, and who provides it.
 //!
-//! One small trait each, and adapters by feature: `registry` and `dht` for names, `storage` for manifests, `dht`, `storage`
-//! and `keeping` for providers, and a fixed list. A source verifies what it answers: whatever it hands over is cached and served
-//! as it is. An answer that does not hold is [`SourceError::Invalid`], never an answer.
+//! Each of the three is one small trait. Adapters come by feature: `registry` and `dht` for names, `storage` for manifests,
+//! `dht`, `storage` and `keeping` for providers; a fixed list of providers is always there. A source must verify what it
+//! answers, because the index caches and serves it as it is. What fails verification is [`SourceError::Invalid`], never an
+//! answer.
 
 #[cfg(feature = "dht")]
 mod dht;
@@ -42,31 +43,35 @@ pub use crate::logic::key::{Key, Name};
 /// The future of a source's answer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Addresses kept of one provider; more cost memory and are never tried.
+/// Addresses kept of one provider. More would cost memory and hardly ever be tried.
 pub const ADDRS_MAX: usize = 8;
 
-/// Providers of one question that wait to be looked at. An answer has far fewer; what a source tells beyond that before it next
-/// waits for something is let go, so that no source can fill the memory.
+/// Providers that a source may report before the lookup next looks at them; more are dropped, so that no source can fill the
+/// memory. An answer has far fewer.
 const FOUND_MAX: usize = 8 * crate::PROVIDERS_LIMIT;
 
-/// What a source is asked for to see whether it works.
+/// How a name begins that its owner signs: this, the owner's public key in hex, a slash, and the rest.
+#[cfg(any(feature = "dht", feature = "registry"))]
+const OWNED_PREFIX: &str = "key:";
+
+/// The content that a probe asks for: nobody has it.
 const PROBED: &[u8] = b"ron-index: is anybody there?";
 
 pub(crate) const FOUND: LockSpec = LockSpec::new("ron-index", "found", 540)
-    .guards("providers that one question has brought and that were not looked at yet; held for a push or while they are taken");
+    .guards("providers that a source has reported and the lookup has not taken yet; held for a push or while they are taken");
 
-/// Why a source did not answer. Whether it is worth asking again is [`is_transient`](Self::is_transient).
+/// Why a source did not answer. [`is_transient`](Self::is_transient) says whether asking again may help.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// Something that passes: the source is busy, restarting, or lost a message.
+    /// A transient failure: the source is busy, restarting, or lost a message.
     #[error("{0}")]
     Transient(String),
-    /// Nobody there to ask, for now.
+    /// There is nobody to ask at the moment.
     #[error("nobody to ask")]
     NoRoute,
-    /// It cannot know yet: a log that has not begun, a node that knows no other. It is not asked again for the same lookup, and
-    /// not left alone for it, because it has not failed.
+    /// It cannot know yet, for example because its log has not begun or its node knows no other. The same lookup does not ask
+    /// it again, and its breaker does not count it as a failure.
     #[error("not ready: {gate}")]
     NotReady {
         /// What it waits for.
@@ -75,10 +80,10 @@ pub enum SourceError {
     /// It took longer than it had.
     #[error("it took too long")]
     Timeout,
-    /// It answered, and what it said does not hold. It is counted, and nothing of it is kept.
+    /// Its answer failed verification. That is counted, and nothing of the answer is kept.
     #[error("its answer does not hold: {0}")]
     Invalid(String),
-    /// It failed in a way that asking again does not mend.
+    /// It failed in a way that asking again does not help.
     #[error("{0}")]
     Failed(String),
     /// It panicked.
@@ -94,32 +99,32 @@ impl SourceError {
     }
 }
 
-/// Somebody who has something.
+/// A node that provides some content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// Who.
+    /// The node.
     pub id: NodeId,
-    /// Its public key, whose hash the id is; nothing if nobody who was asked knows it. Clients of IPFS know nodes by it.
+    /// Its public key, whose hash is the id, if the source knows it. IPFS clients identify nodes by it.
     pub public_key: Option<[u8; 32]>,
-    /// Where it can be reached; nothing if that is not known. The first eight are kept.
+    /// Where it can be reached, as far as known. The first eight are kept.
     pub addrs: Vec<SocketAddr>,
-    /// When it said so, in seconds since 1970; nothing if nobody knows.
+    /// When it announced that it provides the content, in seconds since 1970, if known.
     pub issued: Option<u64>,
-    /// Where it is, as its operator calls that.
+    /// The region it is in, by the name that its operator gave it.
     pub region: Option<Arc<str>>,
-    /// How it hands content out, such as `ron-blob-1`; nothing if that is not known.
+    /// The protocols by which it hands content out, such as `ron-blob-1`, as far as known.
     pub protocols: Vec<Arc<str>>,
 }
 
 impl Provider {
-    /// A provider of which nothing else is known.
+    /// A provider of which only the id and these addresses are known.
     #[must_use]
     pub fn new(id: NodeId, addrs: impl IntoIterator<Item = SocketAddr>) -> Self {
         let addrs = addrs.into_iter().take(ADDRS_MAX).collect();
         Provider { id, public_key: None, addrs, issued: None, region: None, protocols: Vec::new() }
     }
 
-    /// The same with its key. A key whose hash the id is not says nothing about this provider, and is let go.
+    /// Adds its public key. A key whose hash is not the id is not this provider's, and is ignored.
     #[must_use]
     pub fn with_public_key(mut self, key: [u8; 32]) -> Self {
         self.public_key = (NodeId::of_public_key(&key) == self.id).then_some(key);
@@ -140,45 +145,45 @@ impl Provider {
 pub struct NameRecord {
     /// The content.
     pub content: ContentId,
-    /// Of two answers the one with the higher number is newer.
+    /// Grows with every change of the name: of two records by the same source, the higher is newer.
     pub version: u64,
-    /// What holds it: `registry` for a proof against a signed checkpoint, `signature` for its owner's word.
+    /// How it was proven: `registry` by a proof against a signed checkpoint, `signature` by its owner's signature.
     pub proven_by: &'static str,
-    /// How long it may be believed, if the source knows.
+    /// How long it may be cached, if the source says so.
     pub ttl: Option<Duration>,
 }
 
-/// What content is made of: its length and the size of the groups that its hash tree proves one by one.
+/// What content is made of: its length, and the size of the groups that its hash tree can prove one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Manifest {
     /// The content.
     pub id: ContentId,
     /// Its length.
     pub len: u64,
-    /// Bytes of a group: the least that can be fetched and verified.
+    /// Bytes in a group: the least that can be fetched and verified by itself.
     pub group_bytes: u64,
 }
 
-/// Says what names stand for.
+/// A source that says what names stand for.
 pub trait Names: Send + Sync + 'static {
-    /// What it is called in metrics and answers. A breaker's label, so one of few.
+    /// Its name in metrics and answers. Sources with the same label are counted together.
     fn label(&self) -> &'static str;
 
-    /// Whether `name` is one of those that it knows about. Another source is asked otherwise.
+    /// Whether `name` is of the kind that this source is responsible for. It is not asked for others.
     fn serves(&self, name: &Name) -> bool {
         let _ = name;
         true
     }
 
-    /// What `name` stands for, verified. `None` only if it is certain that it stands for nothing.
+    /// What `name` stands for, verified; `None` only if the source is certain that it stands for nothing.
     fn resolve<'a>(
         &'a self,
         name: &'a Name,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Option<NameRecord>, SourceError>>;
 
-    /// Whether it works again after it failed; asked in the background, never in a caller's name. Asks for something that
-    /// nobody has unless the source knows better.
+    /// Whether it works again after it failed. This is asked in the background, never on behalf of a caller. By default it asks
+    /// for something that nobody has.
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
             let name: Name = "ron/probe".parse().expect("it is a name");
@@ -187,9 +192,9 @@ pub trait Names: Send + Sync + 'static {
     }
 }
 
-/// Says what content is made of.
+/// A source that says what content is made of.
 pub trait Manifests: Send + Sync + 'static {
-    /// What it is called in metrics. A breaker's label, so one of few.
+    /// Its name in metrics. Sources with the same label are counted together.
     fn label(&self) -> &'static str;
 
     /// What `content` is made of, verified; `None` if it does not know.
@@ -199,24 +204,24 @@ pub trait Manifests: Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Option<Manifest>, SourceError>>;
 
-    /// Whether it works again after it failed; asked in the background, never in a caller's name. Asks for something that
-    /// nobody has unless the source knows better.
+    /// Whether it works again after it failed. This is asked in the background, never on behalf of a caller. By default it asks
+    /// for something that nobody has.
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move { self.manifest(ContentId::of(PROBED), deadline).await.map(drop) })
     }
 }
 
-/// Says who has content: one peer or one network to ask. The index asks several of them, the first ones at once and others
-/// when those are slow, so whoever can ask distinct peers offers each as a source of its own.
+/// A source that says who provides content: one peer or one network to ask. The index asks the first few sources at once and
+/// others when those are slow. So a host that can ask distinct peers should add each as a source of its own.
 pub trait Providers: Send + Sync + 'static {
-    /// What it is called in metrics and answers. A breaker's label, so one of few.
+    /// Its name in metrics and answers. Sources with the same label are counted together.
     fn label(&self) -> &'static str;
 
-    /// Says who has something, each by [`Ask::found`] as soon as it is verified, and then whether that was all. Dropping
-    /// the future calls the search off.
+    /// Searches for providers and reports each by [`Ask::found`] as soon as it is verified; at the end, says whether those were
+    /// all. Dropping the future cancels the search.
     fn find<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Answered, SourceError>>;
 
-    /// Where a node can be reached, if it is one that this source can look for. Otherwise `None`.
+    /// Where a node can be reached; `None` if this source does not know, as by default.
     fn locate(
         &self,
         node: NodeId,
@@ -226,8 +231,8 @@ pub trait Providers: Send + Sync + 'static {
         Box::pin(async { Ok(None) })
     }
 
-    /// Whether it works again after it failed; asked in the background, never in a caller's name. Asks for something that
-    /// nobody has unless the source knows better.
+    /// Whether it works again after it failed. This is asked in the background, never on behalf of a caller. By default it asks
+    /// for something that nobody has.
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
             let ask = Ask::new(Key::Content(ContentId::of(PROBED)), 1, deadline, &Metrics::default());
@@ -239,18 +244,18 @@ pub trait Providers: Send + Sync + 'static {
 /// How a search for providers ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answered {
-    /// Whether everybody who could know was asked, so that what was not found does not exist as far as this source can say.
-    /// Of a source that only speaks for itself, `false`.
+    /// Whether the search was complete: nobody else provides the content, as far as this source can say. A source that only
+    /// knows some providers, such as a list, says `false`.
     pub is_final: bool,
 }
 
-/// A question about who has something.
+/// A search for providers, as a source gets it.
 pub struct Ask {
     /// The content: never a name.
     pub content: Key,
     /// How many providers are enough.
     pub enough: usize,
-    /// Until when an answer is of use.
+    /// When the answer stops being of use.
     pub deadline: Deadline,
     found: Lock<Vec<Provider>>,
     has_told: AtomicBool,
@@ -262,7 +267,7 @@ impl Ask {
         Ask { content, enough, deadline, found, has_told: AtomicBool::new(false) }
     }
 
-    /// Somebody has it. The first 256 that nobody has looked at yet are kept.
+    /// Reports a provider. At most 256 are kept until the lookup takes them.
     pub fn found(&self, mut provider: Provider) {
         provider.addrs.truncate(ADDRS_MAX);
         self.has_told.store(true, Ordering::Relaxed);
@@ -272,17 +277,17 @@ impl Ask {
         }
     }
 
-    /// Whether somebody was found at all.
+    /// Whether any provider was reported.
     pub(crate) fn has_told(&self) -> bool {
         self.has_told.load(Ordering::Relaxed)
     }
 
-    /// Whether something was found since the last time.
+    /// Whether a provider was reported since the last [`take`](Self::take).
     pub(crate) fn has_found(&self) -> bool {
         !self.found.lock().is_empty()
     }
 
-    /// What was found since the last time.
+    /// The providers that were reported since the last call.
     pub(crate) fn take(&self) -> Vec<Provider> {
         std::mem::take(&mut *self.found.lock())
     }

@@ -150,15 +150,23 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     }
 }
 
+/// What a command ends with that a node refused with this status.
+pub(crate) fn of_status(status: u16) -> u8 {
+    match status {
+        404 | 410 => 3,
+        401 | 403 => 4,
+        504 => 5,
+        429 | 503 | 507 => 6,
+        _ => 1,
+    }
+}
+
 fn of_registry(error: &ron_registry::client::ClientError) -> u8 {
     use ron_registry::client::ClientError;
     match error {
         ClientError::Address { .. } => 2,
-        ClientError::Refused { status: 404 | 410, .. } => 3,
-        ClientError::Refused { status: 401 | 403, .. } => 4,
+        ClientError::Refused { status, .. } => of_status(*status),
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
-        ClientError::Refused { status: 504, .. } => 5,
-        ClientError::Refused { status: 429 | 503 | 507, .. } => 6,
         ClientError::Stranger { .. } | ClientError::Unproven(_) => 7,
         _ => 1,
     }
@@ -168,11 +176,8 @@ fn of_index(error: &ron_index::client::ClientError) -> u8 {
     use ron_index::client::ClientError;
     match error {
         ClientError::Address { .. } | ClientError::Refused { status: 400, .. } => 2,
-        ClientError::Refused { status: 404, .. } => 3,
-        ClientError::Refused { status: 401 | 403, .. } => 4,
+        ClientError::Refused { status, .. } => of_status(*status),
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. } => 5,
-        ClientError::Refused { status: 504, .. } => 5,
-        ClientError::Refused { status: 429 | 503, .. } => 6,
         ClientError::Stranger { .. } => 7,
         _ => 1,
     }

@@ -9,90 +9,90 @@ use serde::{Deserialize, Serialize};
 use super::{millis, seeds};
 
 documented! {
-/// Finding peers and content. What is not said is the library's default.
+/// Finding peers and content. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DhtSection {
-    /// `public`, `lan` or `dev`.
+    /// The kind of network: `public`, `lan` or `dev`.
     pub(crate) preset: PresetName,
-    /// Whether others may ask this node.
+    /// Whether this node answers requests of others.
     pub(crate) server: bool,
-    /// Nodes to begin with, each `NODE_ID@IP:PORT`, further addresses behind commas.
+    /// Nodes to join the network through, each `NODE_ID@IP:PORT`, with further addresses behind commas.
     #[serde(deserialize_with = "seeds")]
     pub(crate) seeds: Vec<String>,
-    /// Searches at once.
+    /// Searches that run at once.
     pub(crate) workers: NonZeroUsize,
-    /// Searches that wait.
+    /// Searches that wait for a worker.
     pub(crate) work_lane: usize,
-    /// News of peers that wait for one bucket.
+    /// Updates of the routing table that may wait for one bucket.
     pub(crate) route_lane: usize,
-    /// How long whoever has news waits for room there.
+    /// How long an update waits for room there before it is dropped.
     pub(crate) route_timeout_ms: u64,
-    /// Events that a slow reader may be behind.
+    /// Events that a slow subscriber may be behind.
     pub(crate) events_lane: usize,
     /// Peers that a search asks at once.
     pub(crate) alpha: NonZeroUsize,
-    /// And beyond that while some are silent.
+    /// Further peers that a search asks while some of those are silent.
     pub(crate) beta: usize,
-    /// How long a stranger may be silent before another is asked.
+    /// How long a peer that was not timed yet may be silent before another is asked.
     pub(crate) hedge_after_ms: u64,
-    /// Referrals from the own table.
+    /// How many referrals away from the own table a search may go.
     pub(crate) hop_budget: u8,
-    /// Questions of one search.
+    /// Requests that one search may send.
     pub(crate) requests_max: u16,
-    /// Searches side by side that share no informant.
+    /// Disjoint paths of one search, against peers that lie together.
     pub(crate) paths: NonZeroUsize,
     /// Peers of the own table that a search begins with.
     pub(crate) search_seeds: usize,
-    /// The longest a peer may take to answer.
+    /// How long a peer may take to answer.
     pub(crate) rpc_timeout_ms: u64,
-    /// Whether neighbourhoods that look made up are stored and looked around.
+    /// Whether neighbourhoods that look forged are detected, and records stored and searched more widely there.
     pub(crate) regions: bool,
-    /// Records that are kept.
+    /// Records kept for others.
     pub(crate) records_max: usize,
-    /// Their bytes.
+    /// Bytes of those records.
     pub(crate) record_bytes_max: usize,
-    /// Providers of one key.
+    /// Providers kept for one key.
     pub(crate) providers_per_key_max: usize,
-    /// Records of one publisher.
+    /// Records kept of one publisher.
     pub(crate) publisher_records_max: usize,
-    /// Their bytes.
+    /// Bytes of the records of one publisher.
     pub(crate) publisher_bytes_max: usize,
     /// Size of a file of the journal.
     pub(crate) segment_bytes: u32,
-    /// Requests of one peer in work at once.
+    /// Requests of one peer at once.
     pub(crate) peer_in_flight: u32,
-    /// Requests of one peer a second.
+    /// Requests of one peer per second.
     pub(crate) peer_per_second: u64,
-    /// Bytes of one peer a second.
+    /// Bytes of one peer per second.
     pub(crate) peer_bytes_per_second: u64,
-    /// Requests of all peers in work at once.
+    /// Requests of all peers at once.
     pub(crate) max_inflight: u32,
-    /// Requests of all peers a second.
+    /// Requests of all peers per second.
     pub(crate) max_rps: u64,
-    /// Bytes of all peers a second.
+    /// Bytes of all peers per second.
     pub(crate) max_bytes_per_second: u64,
-    /// Peers whose use is remembered for these limits.
+    /// Peers that are told apart for these limits.
     pub(crate) peers_remembered: usize,
     /// Seeds that must have answered before the node is ready.
     pub(crate) seeds_required: usize,
-    /// The share of the expected buckets that must be filled.
+    /// The share of the expected buckets that must be filled before the node is ready.
     pub(crate) buckets_required: f64,
     /// How often the table is refreshed.
     pub(crate) refresh_ms: u64,
-    /// How often own records are said again.
+    /// How often own records are announced again.
     pub(crate) republish_ms: u64,
     /// Links at once.
     pub(crate) sessions_max: usize,
-    /// Bytes that may wait to be written to all of them, and as many that they may have asked.
+    /// Bytes that may wait to be written to all links, and as many that requests of peers may hold.
     pub(crate) links_bytes: u64,
-    /// How long a link may be unused.
+    /// How long an unused link stays open.
     pub(crate) idle_timeout_ms: u64,
-    /// How long a message that has begun may take to come.
+    /// How long a message may take to arrive once it has begun.
     pub(crate) read_timeout_ms: u64,
-    /// How long a peer may take to take what is sent.
+    /// How long a peer may take to accept what is sent to it.
     pub(crate) write_timeout_ms: u64,
-    /// How long running searches may take after a stop.
+    /// How long running searches may take after a request to stop.
     pub(crate) drain_ms: u64,
 }
 }

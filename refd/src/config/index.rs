@@ -10,62 +10,62 @@ use serde::{Deserialize, Serialize};
 use super::{ConfigError, in_file, millis};
 
 documented! {
-/// Saying where things are. What is not said is the library's default.
+/// Saying where things are. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct IndexSection {
-    /// Where this node is, as its operator calls that: providers of the same region come first.
+    /// The region that this node is in; providers in the same one come first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) region: Option<String>,
-    /// What one answer may take in all.
+    /// How long one answer may take in all.
     pub(crate) deadline_ms: u64,
     /// Provider sources asked at once.
     pub(crate) alpha: NonZeroUsize,
-    /// Other provider sources asked besides when those are slow.
+    /// Further provider sources that are asked when those are slow.
     pub(crate) beta: usize,
-    /// When they are slow, before enough was seen to tell.
+    /// How long before they count as slow, until enough answers were timed.
     pub(crate) hedge_ms: u64,
-    /// Verified providers that make an answer satisfactory.
+    /// Verified providers after which a lookup ends.
     pub(crate) enough: NonZeroUsize,
     /// Lookups that run at once.
     pub(crate) workers: NonZeroUsize,
-    /// Lookups that wait for one of those.
+    /// Lookups that wait for a worker.
     pub(crate) work_lane: usize,
-    /// Bytes of answers kept.
+    /// Memory for cached answers.
     pub(crate) cache_bytes: u64,
     /// How long answers about names are fresh.
     pub(crate) name_ttl_ms: u64,
     /// How long answers about content are fresh.
     pub(crate) content_ttl_ms: u64,
-    /// How long it is remembered that there is nothing.
+    /// How long "there is nothing" is cached.
     pub(crate) negative_ttl_ms: u64,
-    /// How long after that an answer is served while it is asked for again.
+    /// How long after that an answer is served as stale while it is refreshed.
     pub(crate) stale_while_revalidate_ms: u64,
-    /// How long after that an answer is served if asking fails.
+    /// How long after that an answer is served as stale if refreshing it fails.
     pub(crate) stale_if_error_ms: u64,
-    /// Forgets everything that often; never without it.
+    /// How often the whole cache is cleared; by default never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) purge_interval_ms: Option<u64>,
     /// Names, addresses and CIDs that are looked up at the start.
     pub(crate) warmup_keys: Vec<String>,
-    /// How long an outcome of a source counts.
+    /// For how long a failure of a source counts against it.
     pub(crate) error_window_ms: u64,
-    /// The share of failures at which a source is left alone.
+    /// The share of failures from which on a source is left alone.
     pub(crate) trip_threshold: f64,
-    /// For how long.
+    /// How long a source is left alone before it is probed.
     pub(crate) cooldown_ms: u64,
-    /// Probes that must succeed then.
+    /// Probes that must succeed before a source is used again.
     pub(crate) half_open_probes: NonZeroU32,
-    /// Questions of one client that may be open at once.
+    /// Open questions of one client.
     pub(crate) client_in_flight: u32,
-    /// Questions of one client in a second; no limit of its own without it.
+    /// Questions of one client per second; by default not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) client_per_second: Option<u64>,
-    /// Questions of all clients in a second.
+    /// Questions of all clients per second.
     pub(crate) max_rps: u64,
-    /// Lets fewer lookups in while they take long.
+    /// Whether fewer lookups are admitted while they take long.
     pub(crate) adaptive: bool,
-    /// How long running lookups may take after a stop.
+    /// How long running lookups may take after a request to stop.
     pub(crate) drain_ms: u64,
 }
 }

@@ -21,41 +21,43 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{ConfigError, in_file, millis, seed, seeds};
 
 documented! {
-/// Keeping objects with other nodes. What is not said is the library's default.
+/// Keeping objects with other nodes. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct KeepingSection {
-    /// The file with the secret that nodes which keep objects together have in common; only readable by its owner.
+    /// The file with the secret that all nodes share which keep objects together; readable only by its owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) secret_file: Option<PathBuf>,
-    /// Those nodes, all of them, `NODE_ID@IP:PORT`, if it is not by a secret that they know each other.
+    /// All of those nodes, each `NODE_ID@IP:PORT`, if they know each other by a list and not by a secret.
     #[serde(deserialize_with = "seeds")]
     pub(crate) members: Vec<String>,
-    /// What fails together with this node, a machine, a rack, a house: copies are in different zones. Empty is the node itself.
+    /// What fails together with this node, such as a machine, a rack or a site: copies go to different zones. Empty means
+    /// that the node is a zone of its own.
     pub(crate) zone: String,
-    /// How much this node takes compared with others.
+    /// How much this node stores compared with others.
     pub(crate) weight: u32,
     /// How an object is kept unless a put says otherwise: a number of copies, or shards as in `6+3`.
     #[serde(deserialize_with = "text_or_number")]
     pub(crate) policy: String,
-    /// When a put is answered unless it says otherwise: `local`, or when so many nodes have it.
+    /// When a put is answered unless it says otherwise: `local` when this node has it, or a number of nodes that must have
+    /// it.
     #[serde(deserialize_with = "text_or_number")]
     pub(crate) ack: String,
-    /// How long a put waits for them; then it is kept here, and refused with what there is.
+    /// How long a put waits for those nodes. After that the object stays here, and the answer says how many have it.
     pub(crate) ack_timeout_ms: u64,
     /// How long a delete is remembered after the last copy is gone.
     pub(crate) retention_hours: u64,
-    /// How long a node that is not seen is one of those; it is one again when it comes back later.
+    /// How long a node that is not seen still counts as one of them; when it comes back later, it does again.
     pub(crate) forget_after_hours: u64,
     /// How often nodes compare what they have.
     pub(crate) tick_ms: u64,
-    /// How often others are looked for.
+    /// How often other nodes are looked for.
     pub(crate) refresh_ms: u64,
-    /// How long what a node has counts after it stopped answering; longer than a restart.
+    /// How long the copies on a node still count after it stopped answering; longer than a restart.
     pub(crate) grace_ms: u64,
-    /// How long the next node in line waits before it does what another should have done.
+    /// How long the next node in line waits before it does the work of another.
     pub(crate) takeover_ms: u64,
-    /// How long to wait after a repair that failed; longer after each next one.
+    /// How long to wait after a failed repair; longer after each further failure.
     pub(crate) retry_ms: u64,
     /// Bytes that the repairs of this node may move per second; less while readers wait.
     pub(crate) bytes_per_second: u64,
@@ -65,11 +67,11 @@ pub(crate) struct KeepingSection {
     pub(crate) lane: usize,
     /// How long one repair may take before it counts as failed.
     pub(crate) repair_timeout_ms: u64,
-    /// How long a stop waits for repairs that are under way.
+    /// How long a stop waits for running repairs.
     pub(crate) drain_ms: u64,
-    /// Objects that owners may want to have kept, by what is known here; more are refused.
+    /// Objects that owners may want kept, as far as this node knows; more are refused.
     pub(crate) claims_max: usize,
-    /// The same for one owner, which is everybody who knows the secret.
+    /// The same for one owner. All who know the secret are the same owner.
     pub(crate) owner_claims_max: usize,
 }
 }

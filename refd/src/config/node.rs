@@ -14,14 +14,16 @@ documented! {
 pub(crate) struct NodeSection {
     /// What kind of node it is: `dev`, `lan`, `public` or `amnesia`. It decides the defaults of other keys.
     pub(crate) preset: NodePreset,
-    /// Where keys, records and objects are kept; the user's data folder if it is not set.
+    /// Where keys, records and objects are kept; by default the user's data folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Whether nothing at all reaches the disk: the node has a new key at each start, and is gone with the process.
+    /// Whether nothing at all reaches the disk: the node has a new key at each start, and keeps nothing when the process
+    /// ends.
     pub(crate) amnesia: bool,
-    /// How long the node goes on after a request to stop while it says that it is not ready, so that balancers look elsewhere.
+    /// After a request to stop: how long the node serves on while it says that it is not ready, so that load balancers move
+    /// on.
     pub(crate) pre_stop_ms: u64,
-    /// Threads that everything but blocking calls runs on; as many as there are cores if it is not set.
+    /// Threads of the runtime, which run everything but blocking calls; by default as many as there are cores.
     pub(crate) threads: NonZeroUsize,
 }
 }
@@ -43,7 +45,7 @@ documented! {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LimitsSection {
-    /// Bytes that all queues and caches hold together, and the program; each has its own limit if it is not set.
+    /// Bytes that the program with all its queues and caches may take; by default each of these has a limit of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<u64>,
 }
@@ -73,12 +75,13 @@ pub(crate) struct NetSection {
     /// Where to listen.
     #[serde(deserialize_with = "addrs")]
     pub(crate) listen: Vec<SocketAddr>,
-    /// Where others can reach this node, if it is elsewhere.
+    /// The addresses that other nodes are told, if they differ from those it listens on.
     #[serde(deserialize_with = "addrs")]
     pub(crate) external: Vec<SocketAddr>,
-    /// Handshakes of others at once.
+    /// Incoming handshakes at once.
     pub(crate) handshakes_max: u32,
-    /// Bytes that may wait to be written to peers, and as many that they may have asked: of objects, of logs and of keeping each.
+    /// Bytes that may wait to be written to peers, and as many that requests of peers may hold: once each for objects, for
+    /// logs and for keeping.
     pub(crate) links_bytes: u64,
 }
 }
@@ -102,12 +105,13 @@ pub(crate) struct AdminSection {
     /// Where they are served.
     #[serde(deserialize_with = "addr")]
     pub(crate) listen: SocketAddr,
-    /// Names that it is called by, besides `localhost` and addresses. Requests that name others are refused.
+    /// Names by which clients call the admin listener, besides `localhost` and addresses. Requests for other names are
+    /// refused.
     pub(crate) hosts: Vec<String>,
-    /// The file with the token that changes need; `token` in the data directory if it is not set.
+    /// The file with the token that changes need; by default `token` in the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Connections at once; a few more are only told how the node is.
+    /// Connections at once; a few more are accepted for health checks only.
     pub(crate) max_conns: usize,
 }
 }
@@ -128,7 +132,7 @@ documented! {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OtelSection {
-    /// The collector that takes them, as `http://HOST:PORT`; none are made if it is not set.
+    /// The collector that traces are sent to, as `http://HOST:PORT`; by default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoint: Option<String>,
 }

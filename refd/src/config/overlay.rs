@@ -7,42 +7,42 @@ use serde::{Deserialize, Serialize};
 use super::{ConfigError, in_file, millis};
 
 documented! {
-/// Sessions and gossip. What is not said is the library's default.
+/// Sessions and gossip. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OverlaySection {
-    /// Topics to be on from the start.
+    /// Topics to join at the start.
     pub(crate) topics: Vec<String>,
-    /// Tasks among which topics are divided.
+    /// Tasks that share the topics among them.
     pub(crate) engines: NonZeroUsize,
-    /// Tasks that check signatures.
+    /// Tasks that verify signatures.
     pub(crate) checkers: NonZeroUsize,
-    /// Bytes that all queues, stores and unfinished messages hold together; the library's limits if it is not set.
+    /// Bytes that all queues, stores and unfinished messages hold together; by default the library's limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_max: Option<usize>,
     /// Sessions at once.
     pub(crate) max_conns: usize,
-    /// Frames that may wait for one peer.
+    /// Frames that may wait for one peer, of each class.
     pub(crate) inflight_frames: usize,
-    /// Words that one peer may say in a second.
+    /// Words, the units of gossip, that one peer may send per second.
     pub(crate) max_rps: u32,
-    /// Copies of one message that are pushed at most.
+    /// Peers that one message is pushed to at once.
     pub(crate) relay_fanout: usize,
-    /// Messages that one peer may be sent in a second because it asked.
+    /// Messages per second that one peer may fetch after it missed them.
     pub(crate) burst_budget_frames: u32,
-    /// Bytes of a large message that travel together.
+    /// Bytes of a large message that are sent in one piece.
     pub(crate) chunk_bytes: usize,
     /// Longest frame.
     pub(crate) max_frame_bytes: usize,
-    /// How long a frame that has begun may take to come.
+    /// How long a frame may take to arrive once it has begun.
     pub(crate) read_timeout_ms: u64,
-    /// How long a peer may take to take what is sent.
+    /// How long a peer may take to accept what is sent to it.
     pub(crate) write_timeout_ms: u64,
     /// How long a session may be silent.
     pub(crate) idle_timeout_ms: u64,
-    /// How long HELLO may take.
+    /// How long a peer may take to send its HELLO.
     pub(crate) handshake_timeout_ms: u64,
-    /// How long a stop may take to leave and to send what waits.
+    /// How long a stop may take to leave all topics and to send what waits.
     pub(crate) drain_ms: u64,
 }
 }

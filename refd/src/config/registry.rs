@@ -9,57 +9,57 @@ use serde::{Deserialize, Serialize};
 use super::{ConfigError, millis};
 
 documented! {
-/// Keeping a log, its own or another's. What is not said is the library's default.
+/// Keeping a log, its own or another's. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RegistrySection {
-    /// What the log is called; by the node if it is not set. It cannot change once the log has begun.
+    /// The name of the log; by default made from the node id. It cannot change once the log has begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
-    /// Whose log to follow instead of having one: `NODE_ID@IP:PORT`, or `http://HOST:PORT/registry`.
+    /// A log to follow instead of having one: `NODE_ID@IP:PORT`, or `http://HOST:PORT/registry`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) follow: Option<String>,
-    /// The key of the followed log.
+    /// The public key of the followed log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log_key: Option<String>,
-    /// Witnesses, `URL KEY` each: those that the log's own heads are shown to, or whose signatures a followed log needs.
+    /// Witnesses, each `URL KEY`. A log of its own is shown to them; a followed log needs their signatures.
     pub(crate) witnesses: Vec<String>,
-    /// How many of them must have signed.
+    /// How many witnesses must have signed.
     pub(crate) witnesses_needed: usize,
-    /// How often a head is shown to them.
+    /// How often a new head is shown to the witnesses.
     pub(crate) witness_interval_ms: u64,
-    /// Whether the log is only kept in memory, and gone with the process.
+    /// Whether the log is kept in memory only, and lost when the process ends.
     pub(crate) memory: bool,
-    /// Entries that are kept at least; nothing is pruned by number without it.
+    /// Entries that are kept; by default nothing is pruned by number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retain_entries: Option<u64>,
-    /// How old an entry may become; nothing is pruned by age without it.
+    /// How old entries may become; by default nothing is pruned by age.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retain_hours: Option<u64>,
-    /// Bytes of entries that are kept at most; nothing is pruned by size without it.
+    /// Bytes of entries that are kept; by default nothing is pruned by size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retain_bytes: Option<u64>,
     /// Proposals that wait for the committer.
     pub(crate) proposals_lane: usize,
     /// Approvals that wait for the committer.
     pub(crate) approvals_lane: usize,
-    /// Updates that a slow reader may be behind in memory.
+    /// Updates that a slow subscriber may be behind before it reads them from the log again.
     pub(crate) channel_bound: usize,
     /// Proposals that wait for approvals.
     pub(crate) pending_max: usize,
-    /// Their bytes.
+    /// Bytes of the proposals that wait for approvals.
     pub(crate) pending_bytes_max: usize,
-    /// How long the store may take for a block.
+    /// How long the store may take for a block of entries.
     pub(crate) commit_timeout_ms: u64,
-    /// From when on it is said to be slow.
+    /// How long it may take before it is reported as slow.
     pub(crate) slow_after_ms: u64,
-    /// How often it is looked whether something can be pruned.
+    /// How often it is checked whether something can be pruned.
     pub(crate) checkpoint_interval_ms: u64,
     /// How often a slice of the log is verified again.
     pub(crate) verify_interval_ms: u64,
-    /// Entries of a slice.
+    /// Entries in such a slice.
     pub(crate) verify_slice: usize,
-    /// How long running work may take after a stop.
+    /// How long running work may take after a request to stop.
     pub(crate) drain_ms: u64,
 }
 }

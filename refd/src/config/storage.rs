@@ -8,66 +8,66 @@ use serde::{Deserialize, Serialize};
 use super::millis;
 
 documented! {
-/// Keeping objects. What is not said is the library's default.
+/// Keeping objects. What is not set has the default of the library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct StorageSection {
-    /// Whether objects are only kept in memory, and gone with the process.
+    /// Whether objects are kept in memory only, and lost when the process ends.
     pub(crate) memory: bool,
-    /// Longest object.
+    /// The longest object.
     pub(crate) object_bytes_max: u64,
-    /// Bytes of content in all.
+    /// Bytes of all objects together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) quota_bytes: Option<u64>,
-    /// Objects in all.
+    /// Number of objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) quota_objects: Option<u64>,
-    /// Free space that puts leave on the disk.
+    /// Free space on the disk that puts leave, so that deletes find room.
     pub(crate) reserve_bytes: u64,
-    /// Objects up to this long are records of the journal.
+    /// Objects up to this length are kept in the journal, longer ones as files.
     pub(crate) small_bytes_max: u32,
-    /// Most that one job reads or writes.
+    /// The most that one job reads or writes.
     pub(crate) chunk_bytes: u32,
-    /// Jobs that read at once.
+    /// Reading jobs at once.
     pub(crate) get_workers: NonZeroUsize,
-    /// Jobs that write at once.
+    /// Writing jobs at once.
     pub(crate) put_workers: NonZeroUsize,
-    /// Reading jobs that wait.
+    /// Reading jobs that wait for a worker.
     pub(crate) get_lane: usize,
-    /// Writing jobs that wait.
+    /// Writing jobs that wait for a worker.
     pub(crate) put_lane: usize,
-    /// Objects that are read at once.
+    /// Objects that are being read at once.
     pub(crate) get_streams: usize,
-    /// Objects that are written at once.
+    /// Objects that are being written at once.
     pub(crate) put_streams: usize,
     /// Bytes that all streams of one direction hold together.
     pub(crate) stream_bytes_max: u64,
-    /// Requests of one client in work at once.
+    /// Requests of one client at once.
     pub(crate) client_in_flight: u32,
-    /// Requests of one client a second.
+    /// Requests of one client per second.
     pub(crate) client_per_second: u64,
-    /// Requests of all clients in work at once.
+    /// Requests of all clients at once.
     pub(crate) max_inflight: u32,
-    /// Requests of all clients a second.
+    /// Requests of all clients per second.
     pub(crate) max_rps: u64,
-    /// How long the disk may take for one job of a read.
+    /// How long the disk may take for one reading job.
     pub(crate) read_timeout_ms: u64,
-    /// How long the disk may take for one job of a write.
+    /// How long the disk may take for one writing job.
     pub(crate) write_timeout_ms: u64,
-    /// How long a stream may stand still.
+    /// How long a stream may make no progress.
     pub(crate) idle_timeout_ms: u64,
-    /// How long running work may take after a stop.
+    /// How long running transfers may take after a request to stop.
     pub(crate) drain_ms: u64,
     /// Bytes that compaction and scrubbing may read per second.
     pub(crate) upkeep_bytes_per_second: u64,
-    /// How often everything is read to see whether it is still right; only when asked for without it.
+    /// How often every object is read and verified by itself; by default only when asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scrub_every_hours: Option<u64>,
     /// Size of a file of the journal.
     pub(crate) segment_bytes: u32,
     /// The share of the journal that may be garbage before it is compacted.
     pub(crate) garbage_max: f64,
-    /// How long what was put is safe from a collection without a pin.
+    /// How long a new object without a pin is safe from garbage collection.
     pub(crate) collect_grace_ms: u64,
 }
 }

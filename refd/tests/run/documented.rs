@@ -57,26 +57,25 @@ fn run(script: &str) {
     assert!(status.success(), "{status}: {}\n{script}", fs::read_to_string(&log).unwrap());
 }
 
-#[test]
-fn every_shell_block_of_operating_runs() {
+/// Runs the shell blocks of a document one after the other; there are at least so many.
+fn run_blocks(name: &str, least: usize) {
     if Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("skipped: curl is not installed");
         return;
     }
-    let blocks = blocks("docs/operating.md");
-    assert!(blocks.len() >= 4, "{blocks:?}");
+    let blocks = blocks(name);
+    assert!(blocks.len() >= least, "{blocks:?}");
     run(&blocks.join("\n"));
 }
 
 #[test]
+fn every_shell_block_of_operating_runs() {
+    run_blocks("docs/operating.md", 4);
+}
+
+#[test]
 fn every_shell_block_of_the_runbooks_runs() {
-    if Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: curl is not installed");
-        return;
-    }
-    let blocks = blocks("docs/runbooks.md");
-    assert!(blocks.len() >= 6, "{blocks:?}");
-    run(&blocks.join("\n"));
+    run_blocks("docs/runbooks.md", 6);
 }
 
 #[test]

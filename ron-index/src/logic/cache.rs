@@ -1,8 +1,8 @@
-//! What was answered, for as long as it may be answered again: bounded in bytes, with a life of its own for each entry.
+//! The cache of answers: bounded in bytes, with a lifetime for each entry.
 //!
-//! An entry is fresh, then stale but good enough to be served while it is asked for again, then good enough only if that
-//! fails, then nothing. "There is nothing" is remembered only if somebody who can say so said so, for a short time, and
-//! never served stale. What is served stale says so.
+//! An entry is fresh at first; then stale, and served while it is refreshed; then served only if refreshing it fails; then
+//! removed. "There is nothing" is cached only when a source with the authority to say so has said it, for a short time, and is
+//! never served stale. What is served stale is marked as such.
 //!
 //! The table has one writer, the janitor, which holds the [`CacheWriter`]; everybody else reads.
 
@@ -46,15 +46,15 @@ const AHEAD: u32 = 10;
 pub struct Resolution {
     /// What was asked for.
     pub key: Key,
-    /// What the name stands for, if it was a name.
+    /// What the name stands for, if the key is a name.
     pub name: Option<NameRecord>,
-    /// The content.
+    /// The content: what the name stands for, or the key itself.
     pub content: Key,
-    /// What it is made of; nothing if nobody who was asked knows.
+    /// What it is made of; `None` if no source knows.
     pub manifest: Option<Manifest>,
-    /// Who has it, the best first.
+    /// Who provides it, best first.
     pub providers: Vec<Ranked>,
-    /// Whether nothing was cut short by the budget or by a source that failed.
+    /// Whether every source answered: neither the budget nor a failure cut the lookup short.
     pub is_complete: bool,
 }
 
@@ -65,8 +65,7 @@ impl Resolution {
         self.key.heap_bytes() + self.content.heap_bytes() + slots + providers
     }
 
-    /// An upper bound of what the answer takes as text with the usual number of providers, and the head of that, which are kept
-    /// once they were made.
+    /// An upper bound of the bytes of the rendered HTTP answer, body and head, which is kept once it was made.
     fn text_bytes(&self) -> usize {
         let providers = self.providers.iter().take(crate::LIMIT_DEFAULT);
         let bytes: usize = providers
@@ -126,8 +125,8 @@ pub struct Entry {
     pub is_pinned: AtomicBool,
     /// Until when asking again is pointless, in milliseconds after its birth: it has just failed.
     pub failed_until_ms: AtomicU64,
-    /// What a face of the index made of the answer when it was first wanted, for the next who wants it. Only the face knows what
-    /// that is; what it takes is counted with the entry from the beginning.
+    /// The answer as the HTTP routes have rendered it, for the next request. Its type is known only there; its size is counted
+    /// in the entry from the beginning.
     pub rendered: OnceLock<Box<dyn Any + Send + Sync>>,
     bytes: u32,
 }
@@ -185,7 +184,7 @@ impl Entry {
         }
     }
 
-    /// Whether it is fresh, and not nearly over: for that nobody needs to know any rules.
+    /// Whether it is fresh and not due for a refresh, which can be told without the settings.
     #[must_use]
     pub fn is_young(&self, age: Duration) -> bool {
         age < self.ttl && !self.is_nearly_over(age)

@@ -1,7 +1,7 @@
-//! What can be asked for: a name, content by its BLAKE3 address, or whatever an IPFS CID means.
+//! What can be asked for: a name, content by its BLAKE3 address, or content by an IPFS CID.
 //!
-//! A key has one spelling inside, however it was written: a CID of BLAKE3 is the content that it names, and CIDs of one
-//! multihash in whatever base, version and codec are one key, because who provides the bytes does not depend on those.
+//! Different spellings of one thing are one key. A CID with a BLAKE3 hash is the same key as the address with that hash; CIDs
+//! that differ only in base, version or codec are the same key, because who provides the bytes does not depend on those.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -14,19 +14,19 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// The longest text that is read at all. The largest CID that anybody writes is a third of this.
 pub const KEY_BYTES_MAX: usize = 512;
 
-/// The longest digest of a multihash. An identity hash may be as long as this, and nothing else is.
+/// The longest digest of a multihash. Only identity hashes get that long.
 const DIGEST_BYTES_MAX: usize = 128;
 
 /// The code of BLAKE3 in the table of multicodecs.
 const BLAKE3: u64 = 0x1e;
 
-/// The hash that is what it is of.
+/// The code of the identity "hash": the digest is the data itself.
 const IDENTITY: u64 = 0;
 
 /// The code of SHA-256, which is the only hash of a CID of version 0.
 const SHA2_256: u64 = 0x12;
 
-/// A CID is at least this long in any form that is in use; what is shorter is a name.
+/// CIDs in use are at least this long; shorter text is read as a name.
 const CID_CHARS_MIN: usize = 40;
 
 /// Raw bytes, in the table of multicodecs.
@@ -42,7 +42,7 @@ pub enum Key {
     Name(Name),
     /// Content by its BLAKE3 hash.
     Content(ContentId),
-    /// Content by another hash: who provides it can be said, what it is cannot be verified here.
+    /// Content by another hash. Its providers can be found, but the content cannot be verified here.
     Foreign(Multihash),
 }
 
@@ -50,7 +50,7 @@ pub enum Key {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
-/// A hash that says which one it is.
+/// A digest together with the code of its hash function.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Multihash {
     code: u64,
@@ -61,23 +61,26 @@ pub struct Multihash {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// There is nothing, or more than anybody means.
+    /// It is empty or too long.
     #[error("a key has 1 to {KEY_BYTES_MAX} bytes, and this has {found}")]
     Length {
-        /// How many there are.
+        /// How many bytes it has.
         found: usize,
     },
-    /// It begins like a content address and is none.
+    /// It begins with `b3:` but is not a content address.
     #[error("not a content address")]
     Content(#[source] IdError),
     /// Not a CID.
     #[error("not a CID: {why}")]
     Cid {
-        /// Which part is wrong.
+        /// What is wrong with it.
         why: &'static str,
     },
     /// Not a name.
-    #[error("a name has up to {NAME_BYTES_MAX} printable characters, in parts between slashes")]
+    #[error(
+        "a name has 1 to {NAME_BYTES_MAX} printable ASCII characters without spaces, in parts between slashes, none of them \
+         empty, `.` or `..`"
+    )]
     Name,
 }
 
@@ -125,7 +128,7 @@ impl Key {
 impl FromStr for Key {
     type Err = KeyError;
 
-    /// What begins with `b3:` is an address, what reads as a CID is one, and everything else is a name.
+    /// Text that begins with `b3:` is an address; else, text that parses as a CID is one; everything else is a name.
     fn from_str(text: &str) -> Result<Self, KeyError> {
         check_length(text)?;
         if text.starts_with("b3:") {
@@ -192,25 +195,25 @@ impl FromStr for Name {
 }
 
 impl Multihash {
-    /// A hash of this kind. Nothing if the digest is longer than any.
+    /// A digest of the hash function `code`. `None` if it has more than 128 bytes.
     #[must_use]
     pub fn new(code: u64, digest: &[u8]) -> Option<Self> {
         (digest.len() <= DIGEST_BYTES_MAX).then(|| Multihash { code, digest: digest.into() })
     }
 
-    /// Which hash it is, by the table of multicodecs.
+    /// The hash function, by its code in the table of multicodecs.
     #[must_use]
     pub fn code(&self) -> u64 {
         self.code
     }
 
-    /// The hash itself.
+    /// The digest.
     #[must_use]
     pub fn digest(&self) -> &[u8] {
         &self.digest
     }
 
-    /// The content that it names, if it is a BLAKE3 hash of the usual length.
+    /// The same as a content address, if it is a BLAKE3 hash of 32 bytes.
     #[must_use]
     pub fn content_id(&self) -> Option<ContentId> {
         let digest = <[u8; 32]>::try_from(&*self.digest).ok()?;

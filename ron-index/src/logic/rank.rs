@@ -1,8 +1,7 @@
 //! Which provider first: near, fresh, quick, and known to deliver.
 //!
-//! A score is the weighted sum of four factors between nothing and one, so that it can be explained: the answer can say
-//! what each of them was. What is not known counts as the middle, so that a stranger is tried before one that is known to
-//! be bad and after one that is known to be good.
+//! A score is the weighted mean of four factors from 0 to 1, so an answer can explain it by listing them. An unknown factor
+//! counts 0.5: an unknown provider comes after those known to be good and before those known to be bad.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,20 +12,20 @@ use ron_core::NodeId;
 
 use crate::source::Provider;
 
-/// What each factor is worth, and how fast words grow old.
+/// What each factor is worth, and how fast announcements age.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankSettings {
-    /// Where this node is, as operators call that. Without it nobody is near. Default none.
+    /// The region of this node; providers with the same one are near. Default none: then no provider is.
     pub region: Option<String>,
-    /// After this long a provider's word counts half. Default six hours: half of what passes before it says so again.
+    /// The age at which a provider's announcement counts half. Default six hours, half of the time between announcements.
     pub half_life: Duration,
-    /// What it is worth to be in the same region. Default 0.3.
+    /// The weight of being in the same region. Default 0.3.
     pub region_weight: f64,
-    /// What it is worth to have said so lately. Default 0.2.
+    /// The weight of a recent announcement. Default 0.2.
     pub freshness_weight: f64,
-    /// What it is worth to be quick. Default 0.2.
+    /// The weight of a short time to the first byte. Default 0.2.
     pub latency_weight: f64,
-    /// What it is worth to have delivered. Default 0.3.
+    /// The weight of successful fetches. Default 0.3.
     pub success_weight: f64,
 }
 
@@ -46,30 +45,30 @@ impl Default for RankSettings {
 /// The factors of a score, each from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Why {
-    /// 1 in the same region, 0 in another, a half where one is not known.
+    /// 1 in the same region, 0 in another, 0.5 where one of the two is not known.
     pub region: f32,
-    /// Halves with every half-life since it said so; a half where that is not known.
+    /// 1 when just announced, halved with every half-life since; 0.5 where that is not known.
     pub freshness: f32,
-    /// By class: below 30 ms, 100 ms, 300 ms, and beyond.
+    /// 1 for a first byte within 30 ms, 0.75 within 100 ms, 0.5 within 300 ms or where that is not known, 0.25 beyond.
     pub latency: f32,
-    /// The share of fetches that succeeded, the late ones counting more.
+    /// The share of fetches that succeeded, recent ones counting more; 0.5 where there were none.
     pub success: f32,
 }
 
-/// A provider with its place.
+/// A provider with its score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranked {
-    /// Who.
+    /// The provider.
     pub provider: Provider,
-    /// The higher the better, from 0 to 1.
+    /// From 0 to 1; higher is better.
     pub score: f32,
-    /// Why.
+    /// The factors of the score.
     pub why: Why,
-    /// Which source said so.
+    /// The label of the source that reported it.
     pub source: &'static str,
 }
 
-/// Puts providers in order, the best first; equals by their ids, so that the same is always answered alike.
+/// Orders providers, best first; equal ones by their ids, so that the order is always the same.
 #[must_use]
 pub fn rank(
     providers: Vec<(Provider, &'static str)>,
@@ -118,10 +117,10 @@ fn explain(provider: &Provider, known: &Reputation, settings: &RankSettings, uni
     Why { region, freshness, latency, success }
 }
 
-/// How much an earlier fetch counts beside the next one.
+/// How much a fetch counts beside the one after it.
 const FADE: f32 = 0.9;
 
-/// What was learned about providers by fetching from them. Of at most so many; the one that was met first is forgotten.
+/// What was learned about providers by fetching from them. Bounded: a new provider displaces the one known longest.
 #[derive(Debug, Clone)]
 pub struct Reputation {
     records: HashMap<NodeId, Record>,
@@ -143,7 +142,7 @@ impl Reputation {
         Reputation { records: HashMap::new(), order: VecDeque::new(), max: max.max(1) }
     }
 
-    /// Somebody fetched from a provider, and it went well or not; and how long the first byte took, if that is known.
+    /// A fetch from a provider succeeded or failed; `rtt` is the time to the first byte, if known.
     pub fn on_fetch(&mut self, id: NodeId, is_good: bool, rtt: Option<Duration>) {
         if !self.records.contains_key(&id) {
             if self.order.len() >= self.max {

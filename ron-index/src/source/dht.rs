@@ -1,4 +1,4 @@
-//! What the nodes of a DHT say: who provides something, and what names stand for that their owners sign (feature `dht`).
+//! A DHT as a source of providers, and of names that their owners sign (feature `dht`).
 
 use std::num::NonZeroUsize;
 
@@ -6,17 +6,15 @@ use ron_core::{ContentId, NodeId, net::PublicKey};
 use ron_dht::{Dht, DhtError, Key as DhtKey, Reason, Value};
 
 use super::{
-    Answered, Ask, BoxFuture, Deadline, Key, Name, NameRecord, Names, Provider, Providers, SourceError,
+    Answered, Ask, BoxFuture, Deadline, Key, Name, NameRecord, Names, OWNED_PREFIX, Provider, Providers,
+    SourceError,
 };
-
-/// What a name begins with that its owner signs: `key:` and the owner's public key in hex, then a slash and the rest.
-const PREFIX: &str = "key:";
 
 /// The context under which a foreign hash becomes a key of the DHT.
 const FOREIGN: &str = "ron-index 2026 providers of a multihash";
 
-/// Under which key of the DHT providers of some content are found: content of ours under its own hash; a foreign hash under
-/// BLAKE3 of it, with a context of its own so that it is nobody's content.
+/// The key of the DHT under which providers of some content are found. Content with a BLAKE3 hash is found under that hash;
+/// content with another hash under BLAKE3 of that, with a context of its own so that it cannot be the key of other content.
 #[must_use]
 pub(crate) fn key_of(content: &Key) -> Option<DhtKey> {
     match content {
@@ -29,8 +27,7 @@ pub(crate) fn key_of(content: &Key) -> Option<DhtKey> {
     }
 }
 
-/// Providers whose signed records the nodes of a DHT keep. The DHT checks the signatures; how it hedges between its own
-/// peers is its affair.
+/// Providers whose signed records the nodes of a DHT keep. The DHT checks the signatures, and hedges between its own peers.
 #[derive(Debug, Clone)]
 pub struct DhtProviders(Dht);
 
@@ -60,10 +57,10 @@ impl Providers for DhtProviders {
                         .with_public_key(*provider.public_key.as_bytes())
                 });
             }
-            // Only one who has asked everybody near the key, and got answers, knows that nobody has it.
+            // Only a search that asked every peer near the key, and got answers, shows that there is no provider.
             match found.verdict() {
                 Some(verdict) if verdict.reason == Reason::Deadline => Err(SourceError::Timeout),
-                // Nobody who was asked answered: that is no answer, and one that is known already is better.
+                // No peer answered: that is a failure, and an older answer is better.
                 Some(verdict) if verdict.closest.is_empty() => Err(SourceError::NoRoute),
                 Some(verdict) => Ok(Answered { is_final: verdict.reason == Reason::Complete }),
                 None => Ok(Answered { is_final: false }),
@@ -83,23 +80,18 @@ impl Providers for DhtProviders {
         })
     }
 
-    /// A node that has peers can ask.
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(async move {
-            let found =
-                self.0.find_node(self.0.node_id(), deadline).await.map_err(|error| failure(&error))?;
-            if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
-        })
+        Box::pin(probe(&self.0, deadline))
     }
 }
 
-/// Names that their owners sign, as values of a DHT that only the owner can change: `key:<public key in hex>/<what>` stands
-/// for the content whose address the owner has stored under `what`, with [`Dht::put_mutable`].
+/// Names that their owners sign: `key:<public key in hex>/<what>` stands for the content whose address the owner has stored
+/// in the DHT under `what`, with [`Dht::put_mutable`]. Only the owner can change it.
 #[derive(Debug, Clone)]
 pub struct DhtNames(Dht);
 
 impl DhtNames {
-    /// Names that `dht` finds.
+    /// Names that are stored in `dht`.
     #[must_use]
     pub fn new(dht: &Dht) -> Self {
         DhtNames(dht.clone())
@@ -109,13 +101,13 @@ impl DhtNames {
     #[must_use]
     pub fn name_of(key: &PublicKey, what: &str) -> String {
         let hex = data_encoding::HEXLOWER.encode(key.as_bytes());
-        format!("{PREFIX}{hex}/{what}")
+        format!("{OWNED_PREFIX}{hex}/{what}")
     }
 }
 
 impl DhtNames {
-    /// A search that found nothing may have heard nobody. Only if those near the name answer is it certain that it stands for
-    /// nothing.
+    /// A search that found nothing may have got no answers. Only if the peers near the name answer is it certain that it stands
+    /// for nothing.
     async fn check_absent(
         &self,
         key: &PublicKey,
@@ -134,7 +126,7 @@ impl DhtNames {
 
 /// Whose name it is, and what the owner calls it.
 fn owner(name: &Name) -> Option<(PublicKey, &str)> {
-    let (hex, what) = name.as_str().strip_prefix(PREFIX)?.split_once('/')?;
+    let (hex, what) = name.as_str().strip_prefix(OWNED_PREFIX)?.split_once('/')?;
     let bytes: [u8; 32] = data_encoding::HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok()?;
     Some((PublicKey::from_bytes(bytes), what))
 }
@@ -171,12 +163,14 @@ impl Names for DhtNames {
     }
 
     fn probe(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(async move {
-            let found =
-                self.0.find_node(self.0.node_id(), deadline).await.map_err(|error| failure(&error))?;
-            if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
-        })
+        Box::pin(probe(&self.0, deadline))
     }
+}
+
+/// Works as soon as some peer answers: then others can be asked too.
+async fn probe(dht: &Dht, deadline: Deadline) -> Result<(), SourceError> {
+    let found = dht.find_node(dht.node_id(), deadline).await.map_err(|error| failure(&error))?;
+    if found.peers.is_empty() { Err(SourceError::NoRoute) } else { Ok(()) }
 }
 
 fn failure(error: &DhtError) -> SourceError {

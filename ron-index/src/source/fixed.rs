@@ -1,4 +1,4 @@
-//! Providers that somebody wrote down: mirrors, gateways, the nodes of one's own cluster.
+//! A fixed list of providers: mirrors, gateways, the nodes of one's own cluster.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use ron_core::NodeId;
 
 use super::{Answered, Ask, BoxFuture, Deadline, Key, Provider, Providers, SourceError};
 
-/// A list of providers: some for everything, some for one thing each.
+/// A list of providers: some for all content, some for one key each.
 #[derive(Debug, Default, Clone)]
 pub struct FixedProviders {
     everything: Vec<Provider>,
@@ -14,20 +14,20 @@ pub struct FixedProviders {
 }
 
 impl FixedProviders {
-    /// Nobody yet.
+    /// An empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Somebody who has whatever is asked for, as far as anybody knows: a mirror.
+    /// Adds a mirror: a provider that is named for all content.
     #[must_use]
     pub fn mirror(mut self, provider: Provider) -> Self {
         self.everything.push(provider);
         self
     }
 
-    /// Somebody who has this.
+    /// Adds a provider of this content.
     #[must_use]
     pub fn of(mut self, content: impl Into<Key>, provider: Provider) -> Self {
         self.one.entry(content.into()).or_default().push(provider);
@@ -43,7 +43,7 @@ impl Providers for FixedProviders {
     fn find<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, Result<Answered, SourceError>> {
         let one = self.one.get(&ask.content).into_iter().flatten();
         one.chain(&self.everything).cloned().for_each(|provider| ask.found(provider));
-        // Others may have it: a list speaks for itself.
+        // Others may provide it too: a list does not know.
         Box::pin(async { Ok(Answered { is_final: false }) })
     }
 

@@ -1,20 +1,20 @@
-//! Those who keep objects together with this node, as providers (feature `keeping`).
+//! The nodes that keep objects together with this one, as providers (feature `keeping`).
 //!
-//! What is kept need not be provided in a DHT: the nodes of one company ask each other. So does the index, or it would not know
-//! of an object that every one of them can give.
+//! Objects that are kept this way need not be announced in a DHT, because the nodes ask each other. So the index asks them too;
+//! otherwise it would not find an object that every one of them has.
 
 use ron_core::Deadline;
 use ron_storage::repair::Keeping;
 
 use super::{Answered, Ask, BoxFuture, Key, NodeId, Provider, Providers, SourceError, storage::PROTOCOL};
 
-/// The nodes that keep objects with this one, for what they say they have. Each is asked over a link that has proven who it is;
-/// what it then gives is checked by whoever takes it.
+/// The nodes that keep objects with this one, as providers of what they say they have. Each is asked over an authenticated
+/// link; the bytes it later hands out are verified by whoever fetches them.
 #[derive(Debug, Clone)]
 pub struct KeepingProviders(Keeping);
 
 impl KeepingProviders {
-    /// Those of `keeping`; this node itself is for [`StoreProviders`](super::StoreProviders).
+    /// The other nodes of `keeping`. For this node itself, add [`StoreProviders`](super::StoreProviders).
     #[must_use]
     pub fn new(keeping: &Keeping) -> Self {
         KeepingProviders(keeping.clone())
@@ -35,7 +35,7 @@ impl Providers for KeepingProviders {
                     ask.found(Provider { protocols: vec![PROTOCOL.into()], ..provider });
                 }
             }
-            // Others may have it too.
+            // Other nodes may have it too.
             Ok(Answered { is_final: false })
         })
     }

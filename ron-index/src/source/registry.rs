@@ -1,13 +1,13 @@
-//! Names out of a registry, with proof (feature `registry`).
+//! A registry as a source of names, with proof (feature `registry`).
 
 use std::fmt;
 
 use ron_registry::{LogTrust, Registry, RegistryError};
 
-use super::{BoxFuture, Deadline, Name, NameRecord, Names, SourceError};
+use super::{BoxFuture, Deadline, Name, NameRecord, Names, OWNED_PREFIX, SourceError};
 
-/// Names that a quorum has decided, as a registry of this process, or one that follows another's, knows them. Every answer is
-/// proven against the signed head, absence included; nothing that is not proven is taken.
+/// Names that a quorum has decided, from a registry in this process: its own, or one that follows another's. Every answer is
+/// proven against the signed head, and so is that a name stands for nothing; an answer without proof is not taken.
 #[derive(Clone)]
 pub struct RegistryNames {
     registry: Registry,
@@ -15,18 +15,18 @@ pub struct RegistryNames {
 }
 
 impl RegistryNames {
-    /// Names of `registry`, whose log `trust` knows.
+    /// Names in `registry`, proven against the keys in `trust`.
     #[must_use]
     pub fn new(registry: &Registry, trust: LogTrust) -> Self {
         RegistryNames { registry: registry.clone(), trust }
     }
 
     fn look(&self, name: &Name) -> Result<Option<NameRecord>, SourceError> {
-        // A name that cannot be in a log is in none.
+        // What is not a valid name in a log stands for nothing there.
         let Ok(name) = name.as_str().parse::<ron_registry::Name>() else { return Ok(None) };
         let answer = match self.registry.name(&name) {
             Ok(answer) => answer,
-            // Nothing can be proven before the beginning, not even that a name stands for nothing.
+            // Before the log has begun nothing can be proven, not even that a name stands for nothing.
             Err(RegistryError::NotFound { .. }) => {
                 return Err(SourceError::NotReady { gate: "registry.log" });
             }
@@ -47,9 +47,9 @@ impl Names for RegistryNames {
         "registry"
     }
 
-    /// Names that their owners sign are nothing that a quorum decides.
+    /// A name that its owner signs is not for a quorum to decide.
     fn serves(&self, name: &Name) -> bool {
-        !name.as_str().starts_with("key:")
+        !name.as_str().starts_with(OWNED_PREFIX)
     }
 
     fn resolve<'a>(

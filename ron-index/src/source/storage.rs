@@ -1,4 +1,4 @@
-//! What a store of this process has: manifests, and this node as a provider (feature `storage`).
+//! A store in this process as a source of manifests, and this node as a provider of its objects (feature `storage`).
 
 use std::net::SocketAddr;
 
@@ -7,16 +7,15 @@ use ron_storage::{GROUP_BYTES, StorageError, Store};
 
 use super::{Answered, Ask, BoxFuture, Deadline, Key, Manifest, Manifests, Provider, Providers, SourceError};
 
-/// How objects of a store are fetched from it.
+/// The protocol by which objects are fetched from a store.
 pub(super) const PROTOCOL: &str = "ron-blob-1";
 
-/// Manifests of the objects in a store. Their lengths were hashed with them when they came in, and every read checks that
-/// again.
+/// Manifests of the objects in a store. The store verified their lengths when they were put, and does so again at every read.
 #[derive(Debug, Clone)]
 pub struct StoreManifests(Store);
 
 impl StoreManifests {
-    /// Manifests of what is in `store`.
+    /// Manifests of the objects in `store`.
     #[must_use]
     pub fn new(store: &Store) -> Self {
         StoreManifests(store.clone())
@@ -44,7 +43,7 @@ impl Manifests for StoreManifests {
     }
 }
 
-/// This node, for what is in its store.
+/// This node, as the provider of what is in its store.
 #[derive(Clone)]
 pub struct StoreProviders {
     store: Store,
@@ -55,14 +54,14 @@ pub struct StoreProviders {
 type Addrs = std::sync::Arc<dyn Fn() -> Vec<SocketAddr> + Send + Sync>;
 
 impl StoreProviders {
-    /// What is in `store` is provided by the node `id` at `addrs`.
+    /// The node `id` at `addrs`, as the provider of what is in `store`.
     #[must_use]
     pub fn new(store: &Store, id: NodeId, addrs: impl IntoIterator<Item = SocketAddr>) -> Self {
         let this = Provider { protocols: vec![PROTOCOL.into()], ..Provider::new(id, addrs) };
         StoreProviders { store: store.clone(), this, addrs: None }
     }
 
-    /// Asks each time where the node is, for a host whose endpoint may move.
+    /// A function that tells the current addresses, for a host whose endpoint may move. Replaces those given to `new`.
     #[must_use]
     pub fn addrs(mut self, addrs: impl Fn() -> Vec<SocketAddr> + Send + Sync + 'static) -> Self {
         self.addrs = Some(std::sync::Arc::new(addrs));
@@ -76,14 +75,14 @@ impl StoreProviders {
         }
     }
 
-    /// Its public key, so that clients of IPFS can name it. One whose hash `id` is not is let go.
+    /// The public key of the node, by which IPFS clients identify it. A key whose hash is not the node's id is ignored.
     #[must_use]
     pub fn public_key(mut self, key: [u8; 32]) -> Self {
         self.this = self.this.with_public_key(key);
         self
     }
 
-    /// Where it is, as its operator calls that.
+    /// The region the node is in, by the name that its operator gives it.
     #[must_use]
     pub fn region(mut self, region: impl Into<std::sync::Arc<str>>) -> Self {
         self.this.region = Some(region.into());
@@ -109,7 +108,7 @@ impl Providers for StoreProviders {
                     ask.found(self.this());
                 }
             }
-            // It speaks for itself only.
+            // Other nodes may have it too.
             Ok(Answered { is_final: false })
         })
     }

@@ -1,4 +1,4 @@
-//! An answer that goes on: a state, and what makes the next piece of it.
+//! A body that is produced piece by piece, by a function from a state to the next piece and the next state.
 
 use std::{
     convert::Infallible,
@@ -12,23 +12,23 @@ use futures_core::Stream;
 
 type Turn<S> = Pin<Box<dyn Future<Output = Option<(Bytes, S)>> + Send>>;
 
-/// Pieces, one after the other, until there is none. Dropping it ends it.
-pub(crate) struct Going<S> {
+/// The pieces, one after the other, until there is none. Dropping it ends the work.
+pub(crate) struct Unfold<S> {
     turn: Option<Turn<S>>,
     next: Box<dyn Fn(S) -> Turn<S> + Send>,
 }
 
-impl<S> Going<S> {
+impl<S> Unfold<S> {
     pub(crate) fn new<F>(state: S, next: impl Fn(S) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Option<(Bytes, S)>> + Send + 'static,
     {
         let next = Box::new(move |state| Box::pin(next(state)) as Turn<S>);
-        Going { turn: Some(next(state)), next }
+        Unfold { turn: Some(next(state)), next }
     }
 }
 
-impl<S> Stream for Going<S> {
+impl<S> Stream for Unfold<S> {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
