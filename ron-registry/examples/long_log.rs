@@ -19,7 +19,7 @@ use ron_registry::{
     store::{JournalStore, JournalStoreSettings},
 };
 
-const CALLER: TaskSpec = TaskSpec::new("measure", "caller");
+const CALLER: TaskSpec = TaskSpec::new("long_log", "caller");
 const CALLERS: u64 = 256;
 
 fn soon() -> Deadline {
@@ -28,7 +28,7 @@ fn soon() -> Deadline {
 
 /// A registry whose verifier does nothing else when it is to be measured.
 async fn open(dir: &Path, verify: bool) -> (Registry, Supervisor) {
-    let host = Supervisor::new("measure");
+    let host = Supervisor::new("long_log");
     let disk = Arc::new(RealDisk::open(dir).unwrap());
     let store =
         JournalStore::open(&host, disk, Path::new("log"), JournalStoreSettings::default()).await.unwrap();
