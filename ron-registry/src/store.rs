@@ -195,8 +195,9 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
     /// Where the log begins and ends now.
     fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>>;
 
-    /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Says how many
-    /// bytes that freed, less what the snapshot takes. One that is not newer than the one there is changes nothing.
+    /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Returns how many
+    /// bytes that freed in all: entries and the snapshot that is replaced, less what the new one takes; 0 if it takes more
+    /// than it frees. A snapshot that is not newer than the one there is changes nothing.
     fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// The newest snapshot that was kept whole.
