@@ -6,13 +6,13 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     Deadline, LaneSpec, NodeId, Snapshot, Supervisor,
     auth::{Action, Authorizer, Credentials},
     net::{
         Endpoint, NetError,
-        cbor::{CborFault, read_bytes, read_list, read_only_map, required},
+        cbor::{self, CborFault, read_bytes, read_list, read_only_map, required},
         oap::Code,
         rpc::{Call, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
     },
@@ -248,11 +248,7 @@ fn read_pair(body: &Bytes) -> Result<(u64, u64), Fault> {
 }
 
 fn write_pair(first: u64, second: u64) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(24));
-    let mut write = || cbor.map(2)?.u64(0)?.u64(first)?.u64(1)?.u64(second)?.ok();
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    cbor::encode(24, |cbor| cbor.map(2)?.u64(0)?.u64(first)?.u64(1)?.u64(second)?.ok()).into()
 }
 
 /// The first entry that is left, and entries from where it was asked.
@@ -278,14 +274,11 @@ async fn entries(registry: &Registry, request: &Request) -> Result<Bytes, Fault>
             found.push(entry);
         }
     }
-    let mut cbor = Encoder::new(Vec::with_capacity(bytes + 8 * found.len() + 32));
-    let mut write = || {
+    let answer = cbor::encode(bytes + 8 * found.len() + 32, |cbor| {
         cbor.map(2)?.u64(0)?.u64(registry.status().first)?.u64(1)?.array(found.len() as u64)?;
         found.iter().try_for_each(|entry| cbor.bytes(entry).map(drop))
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    Ok(cbor.into_writer().into())
+    });
+    Ok(answer.into())
 }
 
 /// Which snapshot there is, if it is not said which is wanted; or bytes of a part of it from an offset on.
@@ -301,34 +294,31 @@ async fn snapshot(registry: &Registry, request: &Request) -> Result<Bytes, Fault
         Ok::<bool, CborFault>(true)
     });
     read.map_err(|_| Fault::bad_request("a version, a part and an offset are wanted, or nothing"))?;
-    let mut cbor = Encoder::new(Vec::new());
-    let written: Result<(), minicbor::encode::Error<_>> = match version {
+    let answer = match version {
         None => {
             let offer = registry.snapshot(request.deadline()).await.map_err(fault)?;
             let SnapshotOffer { version, parts } = offer.unwrap_or(SnapshotOffer { version: 0, parts: 0 });
-            let mut write = || cbor.map(2)?.u64(0)?.u64(version)?.u64(1)?.u32(parts)?.ok();
-            write()
+            cbor::encode(32, |cbor| cbor.map(2)?.u64(0)?.u64(version)?.u64(1)?.u32(parts)?.ok())
         }
         Some(version) => {
             let found = registry.snapshot_part(version, part.unwrap_or(0), request.deadline()).await;
             let bytes = found.map_err(fault)?;
             let from = usize::try_from(offset.unwrap_or(0)).unwrap_or(usize::MAX).min(bytes.len());
             let some = &bytes[from..bytes.len().min(from + ANSWER_BYTES)];
-            let mut write = || cbor.map(2)?.u64(2)?.u64(bytes.len() as u64)?.u64(3)?.bytes(some)?.ok();
-            write()
+            cbor::encode(some.len() + 32, |cbor| {
+                cbor.map(2)?.u64(2)?.u64(bytes.len() as u64)?.u64(3)?.bytes(some)?.ok()
+            })
         }
     };
-    written.expect("writing to memory does not fail");
-    Ok(cbor.into_writer().into())
+    Ok(answer.into())
 }
 
 /// What is asked about a snapshot: which, which part, from where on.
 fn write_snapshot_question(version: u64, part: u32, offset: u64) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(32));
-    let mut write = || cbor.map(3)?.u64(0)?.u64(version)?.u64(1)?.u32(part)?.u64(2)?.u64(offset)?.ok();
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    let question = cbor::encode(32, |cbor| {
+        cbor.map(3)?.u64(0)?.u64(version)?.u64(1)?.u32(part)?.u64(2)?.u64(offset)?.ok()
+    });
+    question.into()
 }
 
 fn read_offer(body: &Bytes) -> Result<Option<SnapshotOffer>, SourceError> {
@@ -401,8 +391,7 @@ async fn news(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
 }
 
 fn write_outcome(outcome: &Outcome) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(512));
-    let mut write = || match outcome {
+    let told = cbor::encode(512, |cbor| match outcome {
         Outcome::Pending { missing, .. } => {
             cbor.map(1)?.u64(0)?.array(missing.len() as u64)?;
             missing.iter().try_for_each(|name| cbor.str(name).map(drop))
@@ -410,10 +399,8 @@ fn write_outcome(outcome: &Outcome) -> Bytes {
         Outcome::Committed(receipt) => {
             cbor.map(2)?.u64(1)?.u64(receipt.version)?.u64(2)?.str(&receipt.checkpoint.to_string())?.ok()
         }
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    });
+    told.into()
 }
 
 fn read_outcome(body: &Bytes, proposal: ProposalId) -> Result<Outcome, CborFault> {

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use ed25519_dalek::VerifyingKey;
-use minicbor::{Decoder, Encoder, data::Type};
+use minicbor::{Decoder, data::Type};
 use ron_core::net::{
     PublicKey,
-    cbor::{CborFault, read_array, read_list, read_only_map, required},
+    cbor::{self, CborFault, read_array, read_list, read_only_map, required},
 };
 
 /// Most signers of one policy: a set of them is a number of 64 bits.
@@ -422,8 +422,7 @@ fn take_label(places: &mut Places, name: &str, member: Member) -> Result<(), Pol
 }
 
 fn encode(signers: &[Signer], groups: &[Group], rules: &[Rule]) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(1024));
-    let mut write = || {
+    cbor::encode(1024, |cbor| {
         cbor.map(3)?.u64(SIGNERS)?.array(signers.len() as u64)?;
         for signer in signers {
             cbor.array(3)?.str(&signer.name)?.bytes(signer.key.as_bytes())?;
@@ -444,10 +443,7 @@ fn encode(signers: &[Signer], groups: &[Group], rules: &[Rule]) -> Vec<u8> {
             cbor.array(3)?.u8(rule.right.number())?.str(&rule.prefix)?.str(&rule.quorum)?;
         }
         Ok(())
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer()
+    })
 }
 
 fn read_triple(cbor: &mut Decoder<'_>) -> Result<(), PolicyError> {

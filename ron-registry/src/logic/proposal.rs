@@ -14,7 +14,7 @@ use ron_core::{
     ContentId,
     net::{
         Identity, PublicKey, Signature, SignatureError,
-        cbor::{CborFault, read_array, read_bytes, read_only_map, required},
+        cbor::{self, CborFault, read_array, read_bytes, read_only_map, required},
     },
 };
 
@@ -473,13 +473,12 @@ impl Proposal {
 }
 
 fn encode(origin: &str, epoch: u64, expires: u64, action: &Action, expect_head: Option<&Head>) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(256));
     let fields = match action {
         Action::Found { .. } | Action::Rotate { .. } => 1,
         Action::Retire { .. } => 2,
         Action::Bind { .. } => 3,
     };
-    let mut write = || {
+    cbor::encode(256, |cbor| {
         cbor.map(4 + fields + if expect_head.is_some() { 2 } else { 0 })?;
         cbor.u64(ORIGIN)?.str(origin)?.u64(EPOCH)?.u64(epoch)?.u64(EXPIRES)?.u64(expires)?.u64(KIND)?;
         match action {
@@ -500,10 +499,7 @@ fn encode(origin: &str, epoch: u64, expires: u64, action: &Action, expect_head: 
             cbor.u64(HEAD_VERSION)?.u64(head.version)?.u64(HEAD_HASH)?.bytes(head.hash.as_bytes())?;
         }
         Ok(())
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer()
+    })
 }
 
 /// What a signer signs: which proposal, and all that it hangs on.
@@ -523,9 +519,7 @@ pub struct Statement {
 
 impl Statement {
     fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(128));
-        self.write(&mut cbor, 5).expect("writing to memory does not fail");
-        cbor.into_writer()
+        cbor::encode(128, |cbor| self.write(cbor, 5))
     }
 
     fn write<W: minicbor::encode::Write>(
@@ -552,14 +546,11 @@ impl Approval {
     /// Its bytes: deterministic CBOR.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(256));
-        let mut write = || {
-            self.statement.write(&mut cbor, 7)?;
+        cbor::encode(256, |cbor| {
+            self.statement.write(cbor, 7)?;
             cbor.u64(BY_KEY)?.bytes(self.key.as_bytes())?;
             cbor.u64(BY_SIGNATURE)?.bytes(self.signature.as_bytes())?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer()
+        })
     }
 
     /// Reads what [`encode`](Self::encode) writes, and nothing else. The signature is for [`verify`](Self::verify).
