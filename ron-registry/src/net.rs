@@ -38,13 +38,24 @@ pub(crate) const LINKS: LaneSpec = LaneSpec::new("ron-registry", "links", 64)
 
 const PROTOCOL: Protocol = Protocol { alpn: "ron/reg/1", proto: 4, links: LINKS };
 
-const CHECKPOINT: Method = Method { number: 1, name: "checkpoint" };
-const ENTRIES: Method = Method { number: 2, name: "entries" };
-const CONSISTENCY: Method = Method { number: 3, name: "consistency" };
-const NEWS: Method = Method { number: 4, name: "news" };
-const PROPOSE: Method = Method { number: 5, name: "propose" };
-const APPROVE: Method = Method { number: 6, name: "approve" };
-const SNAPSHOT: Method = Method { number: 7, name: "snapshot" };
+/// The numbers of the methods.
+mod method {
+    pub(super) const CHECKPOINT: u16 = 1;
+    pub(super) const ENTRIES: u16 = 2;
+    pub(super) const CONSISTENCY: u16 = 3;
+    pub(super) const NEWS: u16 = 4;
+    pub(super) const PROPOSE: u16 = 5;
+    pub(super) const APPROVE: u16 = 6;
+    pub(super) const SNAPSHOT: u16 = 7;
+}
+
+const CHECKPOINT: Method = Method { number: method::CHECKPOINT, name: "checkpoint" };
+const ENTRIES: Method = Method { number: method::ENTRIES, name: "entries" };
+const CONSISTENCY: Method = Method { number: method::CONSISTENCY, name: "consistency" };
+const NEWS: Method = Method { number: method::NEWS, name: "news" };
+const PROPOSE: Method = Method { number: method::PROPOSE, name: "propose" };
+const APPROVE: Method = Method { number: method::APPROVE, name: "approve" };
+const SNAPSHOT: Method = Method { number: method::SNAPSHOT, name: "snapshot" };
 
 /// Bytes of entries in one answer; with the longest entry behind them it still fits what a caller gathers.
 const ANSWER_BYTES: usize = 768 << 10;
@@ -161,10 +172,9 @@ impl Service for Serving {
         let Some(Served { registry, authorizer }) = (*self.served.load()).clone() else {
             return Handling::Done(Err(Fault::new(Code::Unavailable, "no log is served here")));
         };
-        let method = request.method();
-        let action = match method {
-            5 => Some("registry.propose"),
-            6 => Some("registry.approve"),
+        let action = match request.method() {
+            method::PROPOSE => Some("registry.propose"),
+            method::APPROVE => Some("registry.approve"),
             _ => None,
         };
         // Before anything is decoded or queued.
@@ -173,22 +183,22 @@ impl Service for Serving {
                 return Handling::Done(Err(fault));
             }
         }
-        match method {
-            1 => Handling::Done(checkpoint(&registry, &request)),
-            2 => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
-            3 => Handling::Done(consistency(&registry, &request)),
-            4 => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
-            5 => Handling::Pending(Box::pin(async move {
+        match request.method() {
+            method::CHECKPOINT => Handling::Done(checkpoint(&registry, &request)),
+            method::ENTRIES => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
+            method::CONSISTENCY => Handling::Done(consistency(&registry, &request)),
+            method::NEWS => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
+            method::PROPOSE => Handling::Pending(Box::pin(async move {
                 let proposal = Proposal::decode(request.body()).map_err(|error| form(&error))?;
                 let outcome = registry.propose(proposal, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
-            6 => Handling::Pending(Box::pin(async move {
+            method::APPROVE => Handling::Pending(Box::pin(async move {
                 let approval = Approval::decode(request.body()).map_err(|error| form(&error))?;
                 let outcome = registry.approve(approval, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
-            7 => Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await })),
+            method::SNAPSHOT => Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await })),
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }

@@ -274,10 +274,8 @@ struct Meeting(Arc<Shared>);
 
 impl Service for Meeting {
     fn call(&self, request: Request) -> Handling {
-        Handling::Done(match request.method() {
-            1 => self.0.meet(&request),
-            _ => Err(Fault::no_such_method()),
-        })
+        let is_known = request.method() == MEET.number;
+        Handling::Done(if is_known { self.0.meet(&request) } else { Err(Fault::no_such_method()) })
     }
 }
 
@@ -395,14 +393,8 @@ fn remembered(disk: &dyn Disk, path: &Path) -> Result<BTreeMap<NodeId, Known>, D
     };
     let len = file.len()?;
     let mut bytes = vec![0; usize::try_from(len.min(FILE_BYTES_MAX)).unwrap_or(0)];
-    let mut at = 0;
-    while at < bytes.len() {
-        match file.read_at(at as u64, &mut bytes[at..])? {
-            0 => break,
-            read => at += read,
-        }
-    }
-    match read_file(&bytes[..at]) {
+    let read = file.read_at(0, &mut bytes)?;
+    match read_file(&bytes[..read]) {
         Ok(members) => Ok(members.into_iter().collect()),
         Err(fault) => {
             tracing::warn!(path = %path.display(), ?fault, "members are not remembered, and found again");
