@@ -1,6 +1,6 @@
 //! Why a call came back without what was asked.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use ron_core::{ConfigError, ErrorKind, net::SignatureError};
 
@@ -103,6 +103,13 @@ pub enum RegistryError {
     /// The settings do not fit.
     #[error("settings: {0}")]
     Config(ConfigError),
+}
+
+impl RegistryError {
+    /// That what the store has at `version` is not what should be there.
+    pub(crate) fn untrusted_at(version: u64, what: impl Display) -> Self {
+        RegistryError::Untrusted { message: format!("version {version}: {what}") }
+    }
 }
 
 impl From<ConfigError> for RegistryError {

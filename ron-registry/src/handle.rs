@@ -475,8 +475,7 @@ impl Registry {
             version => self.entries(version, 1, deadline).await?,
         };
         let bytes = entries.first().ok_or(RegistryError::NotFound { head: self.head().version })?;
-        Entry::decode(bytes)
-            .map_err(|error| RegistryError::Untrusted { message: format!("version {version}: {error}") })
+        Entry::decode(bytes).map_err(|error| RegistryError::untrusted_at(version, error))
     }
 
     /// Entries from version `from` on, at least one if there is one and at most `max`.

@@ -198,7 +198,9 @@ impl Service for Serving {
                 let outcome = registry.approve(approval, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
-            method::SNAPSHOT => Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await })),
+            method::SNAPSHOT => {
+                Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await }))
+            }
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }

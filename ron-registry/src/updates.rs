@@ -79,17 +79,14 @@ impl Updates {
     async fn read(&mut self) -> Result<(), RegistryError> {
         let entries = self.shared.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
         let head = self.head();
-        let untrusted = |version, what: &dyn fmt::Display| RegistryError::Untrusted {
-            message: format!("version {version}: {what}"),
-        };
         if entries.is_empty() {
-            return Err(untrusted(self.next, &"it is not there"));
+            return Err(RegistryError::untrusted_at(self.next, "it is not there"));
         }
         let mut ahead = VecDeque::with_capacity(entries.len());
         for (version, bytes) in (self.next..=head).zip(entries) {
-            let entry = Entry::decode(&bytes).map_err(|error| untrusted(version, &error))?;
+            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::untrusted_at(version, error))?;
             if entry.version() != version {
-                return Err(untrusted(version, &"another is in its place"));
+                return Err(RegistryError::untrusted_at(version, "another is in its place"));
             }
             ahead.push_back(RegistryUpdated::of(&entry));
         }
