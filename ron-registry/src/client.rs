@@ -30,7 +30,7 @@ use crate::{
         ApproveBody, ConsistencyBody, EntriesBody, FoundBody, HeadBody, NameBody, OutcomeBody, PendingBody,
         PolicyInForce, SnapshotBody, SubmitBody, WaitingBody,
     },
-    logic::{checkpoint::ProofFile, names::Latest, note::NOTE_BYTES_MAX},
+    logic::{checkpoint::ProofFile, names::Latest, note::NOTE_BYTES_MAX, tiles::read_bundle_up_to},
     store::{BLOCK_ENTRIES_MAX, BoxFuture},
 };
 
@@ -541,8 +541,9 @@ impl Source for Client {
                 }
                 bundle => bundle.map_err(away)?,
             };
-            let message = || "a bundle of entries".to_owned();
-            read_bundle(&bundle).ok_or_else(|| SourceError::Malformed { message: message() })
+            let malformed = || SourceError::Malformed { message: "a bundle of entries".to_owned() };
+            let entries = read_bundle_up_to(&bundle, BLOCK_ENTRIES_MAX).ok_or_else(malformed)?;
+            Ok(entries.into_iter().map(|entry| bundle.slice_ref(entry)).collect())
         })
     }
 
@@ -605,18 +606,4 @@ impl Source for Client {
             }
         })
     }
-}
-
-/// Entries, each behind its length in two bytes.
-fn read_bundle(bundle: &Bytes) -> Option<Vec<Bytes>> {
-    let (mut entries, mut rest) = (Vec::new(), bundle.clone());
-    while !rest.is_empty() {
-        let len = usize::from(u16::from_be_bytes([*rest.first()?, *rest.get(1)?]));
-        if rest.len() < 2 + len || entries.len() == BLOCK_ENTRIES_MAX {
-            return None;
-        }
-        entries.push(rest.slice(2..2 + len));
-        rest = rest.slice(2 + len..);
-    }
-    Some(entries)
 }
