@@ -131,7 +131,10 @@ pub enum StoreError {
     #[error("no space left")]
     NoSpace,
     /// The block is larger than any may be, or empty; nothing was appended.
-    #[error("a block of {entries} entries and {bytes} bytes")]
+    #[error(
+        "a block of {entries} entries and {bytes} bytes: 1 to {BLOCK_ENTRIES_MAX} entries and at most {BLOCK_BYTES_MAX} \
+         bytes are taken"
+    )]
     BadBlock {
         /// Its entries.
         entries: usize,
