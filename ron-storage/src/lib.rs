@@ -53,6 +53,7 @@ struct ReadmeIsRun;
 
 mod actor;
 mod buffers;
+mod builder;
 #[cfg(feature = "net")]
 pub mod claims;
 #[cfg(feature = "client")]
@@ -100,8 +101,9 @@ pub use futures_core;
 /// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
 pub use ron_core;
 
+pub use builder::Builder;
 pub use error::StorageError;
-pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
+pub use handle::{Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
 pub use logic::tree::TreeError;
 pub use opening::Opened;
 pub use proving::Proof;
