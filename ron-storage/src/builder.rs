@@ -112,26 +112,17 @@ impl Builder {
         // What stops after the keeper, the younger first: it writes the index when nobody writes any more.
         let journal_group = group.child("storage journal", settings.drain, metrics.clone());
         let pools = group.child("storage pools", settings.drain, metrics.clone());
-        let site = match data {
-            Some((disk, dir)) => Site {
-                disk,
-                dir,
-                is_durable: true,
-                seed,
-                #[cfg(feature = "net")]
-                clock,
-            },
-            None => {
-                let disk = Arc::new(MemoryDisk::with_capacity(memory_max()));
-                Site {
-                    disk,
-                    dir: "store".into(),
-                    is_durable: false,
-                    seed,
-                    #[cfg(feature = "net")]
-                    clock,
-                }
-            }
+        let is_durable = data.is_some();
+        let in_memory =
+            || (Arc::new(MemoryDisk::with_capacity(memory_max())) as Arc<dyn Disk>, "store".into());
+        let (disk, dir) = data.unwrap_or_else(in_memory);
+        let site = Site {
+            disk,
+            dir,
+            is_durable,
+            seed,
+            #[cfg(feature = "net")]
+            clock,
         };
         let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
         if let Some(reason) = &opened.rebuilt {

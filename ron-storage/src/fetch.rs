@@ -404,11 +404,11 @@ impl Fetcher {
                 deadline.limit("fetch", into).await.unwrap_or_else(|late| Err(late.into()))
             }
             // It may be here all the same.
-            Err(error) => self
-                .store
-                .put_known(id, put, deadline)
-                .await?
-                .map_or(Err(error), |stored| Ok(Fetched { stored, received: 0, peers: Vec::new() })),
+            Err(error) => match self.store.put_known(id, put, deadline).await {
+                Ok(Some(stored)) => Ok(Fetched { stored, received: 0, peers: Vec::new() }),
+                Ok(None) => Err(error),
+                Err(error) => Err(error.into()),
+            },
         };
         match &fetched {
             Ok(fetched) if fetched.stored.existed => self.telling.existed.add(1),

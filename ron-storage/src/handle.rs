@@ -379,7 +379,7 @@ impl Store {
             return Ok(());
         }
         let settings = self.settings();
-        drop(self.inner.objects.reserve_for(id, len, &settings)?);
+        drop(self.inner.objects.reserve(Some(id), len, &settings)?);
         self.inner.objects.check_space(len, &settings)
     }
 

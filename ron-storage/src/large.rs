@@ -331,20 +331,12 @@ impl Large {
         let doomed = std::mem::take(&mut self.state.lock().doomed);
         let mut removed = 0;
         for file in doomed {
-            let mut is_gone = true;
-            for kind in ["tree", "dat"] {
-                match self.disk.remove(&self.path(file, kind)) {
-                    Ok(()) | Err(DiskError::NotFound { .. }) => {}
-                    Err(error) => {
-                        tracing::warn!(file, %error, "a file that nobody needs could not be removed");
-                        is_gone = false;
-                    }
+            match self.remove(file) {
+                Ok(_) => removed += 1,
+                Err(error) => {
+                    tracing::warn!(file, %error, "a file that nobody needs could not be removed");
+                    self.state.lock().doomed.push(file);
                 }
-            }
-            if is_gone {
-                removed += 1;
-            } else {
-                self.state.lock().doomed.push(file);
             }
         }
         removed

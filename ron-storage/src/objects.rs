@@ -359,7 +359,7 @@ impl Objects {
         self.check_length(len, settings)?;
         self.check_space(len, settings)?;
         let is_new = put.expect.is_some_and(|id| self.entry(&id).is_none());
-        if is_new { self.reserve(len, settings).map(Some) } else { Ok(None) }
+        if is_new { self.reserve(None, len, settings).map(Some) } else { Ok(None) }
     }
 
     /// Refuses at once what the disk has no room for. Nothing is spent: each piece asks again, and others may have been
@@ -384,22 +384,8 @@ impl Objects {
         drop(Reserved { objects: self, len });
     }
 
-    fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
-        self.reserve_beside(None, len, settings)
-    }
-
-    /// Keeps room for an object that replaces what is here of it, which is damaged.
-    #[cfg(feature = "net")]
-    pub(crate) fn reserve_for(
-        &self,
-        id: &ContentId,
-        len: u64,
-        settings: &Settings,
-    ) -> Result<Reserved<'_>, StorageError> {
-        self.reserve_beside(Some(id), len, settings)
-    }
-
-    fn reserve_beside(
+    /// Keeps a part of the quota for an object. It may be going to replace what is here of it, which is damaged.
+    pub(crate) fn reserve(
         &self,
         replaced: Option<&ContentId>,
         len: u64,
@@ -515,7 +501,7 @@ impl Objects {
         let len = content.len() as u64;
         let known = self.entry(&id);
         let _reserved =
-            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
+            if known.is_none() && quota < len { Some(self.reserve(None, len, settings)?) } else { None };
         self.check_room(len, settings)?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         // What replaces something must not be less certain than that.
@@ -548,7 +534,7 @@ impl Objects {
         }
         let known = self.entry(&id);
         let _reserved =
-            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
+            if known.is_none() && quota < len { Some(self.reserve(None, len, settings)?) } else { None };
         sync.await?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;

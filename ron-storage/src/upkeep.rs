@@ -68,12 +68,12 @@ const MARKS: u32 = 64;
 
 /// The one who keeps the store in order, and what it remembers from one step to the next.
 pub(crate) struct Upkeep {
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) pacer: Arc<Pacer>,
-    pub(crate) pause: Histogram,
-    pub(crate) collected: Tally,
-    pub(crate) compacted: Tally,
-    pub(crate) stop: Stop,
+    objects: Arc<Objects>,
+    pacer: Arc<Pacer>,
+    pause: Histogram,
+    collected: Tally,
+    compacted: Tally,
+    stop: Stop,
     /// Where journal and files were at some moments of the past, oldest first.
     marks: Vec<Mark>,
     checkpointed: u64,
@@ -249,7 +249,7 @@ impl Upkeep {
     }
 
     /// Writes the index.
-    pub(crate) async fn checkpoint(&mut self) -> Result<u64, StorageError> {
+    pub(crate) async fn checkpoint(&mut self) -> Result<(), StorageError> {
         let objects = &self.objects;
         let mut nonce = [0; 16];
         fastrand::fill(&mut nonce);
@@ -268,7 +268,7 @@ impl Upkeep {
             let objects = Arc::clone(objects);
             move || index::write(&*objects.disk, &objects.dir, &header, &objects.table)
         };
-        let entries = objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
+        objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
         // The table knows what was written meanwhile, some of it perhaps not synced; the index must not know more than
         // the disk.
         if !is_planted(Bug::IndexBeforeData) {
@@ -280,7 +280,7 @@ impl Upkeep {
         };
         objects.spawner.blocking("index", soon(), publish).await?.map_err(of_disk)?;
         (self.checkpointed, self.floor) = (objects.written(), Some(floor));
-        Ok(entries)
+        Ok(())
     }
 
     /// Copies what is alive out of the oldest segments and removes them, until little enough of the journal is garbage or
