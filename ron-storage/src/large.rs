@@ -327,19 +327,14 @@ impl Large {
     }
 
     /// Removes the files that nobody needs. Blocks. Those that cannot be removed stay on the list.
-    pub(crate) fn sweep(&self) -> usize {
+    pub(crate) fn sweep(&self) {
         let doomed = std::mem::take(&mut self.state.lock().doomed);
-        let mut removed = 0;
         for file in doomed {
-            match self.remove(file) {
-                Ok(_) => removed += 1,
-                Err(error) => {
-                    tracing::warn!(file, %error, "a file that nobody needs could not be removed");
-                    self.state.lock().doomed.push(file);
-                }
+            if let Err(error) = self.remove(file) {
+                tracing::warn!(file, %error, "a file that nobody needs could not be removed");
+                self.state.lock().doomed.push(file);
             }
         }
-        removed
     }
 
     /// Makes what was removed stay removed. Blocks.

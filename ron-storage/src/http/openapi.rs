@@ -32,11 +32,7 @@ pub fn document() -> Value {
                 "head": object("What a GET would answer, without the bytes", false),
                 "put": guarded(op(
                     "Stores the body if it has this name",
-                    &[
-                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
-                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
-                        digest(),
-                    ],
+                    &put_parameters(),
                     Some(body()),
                     &[
                         (200, "It was there already", stored()),
@@ -68,11 +64,7 @@ pub fn document() -> Value {
                 )),
                 "post": guarded(op(
                     "Stores the body and says what it is called",
-                    &[
-                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
-                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
-                        digest(),
-                    ],
+                    &put_parameters(),
                     Some(body()),
                     &[
                         (200, "It was there already", stored()),
@@ -320,6 +312,14 @@ fn header_parameter(name: &str, description: &str) -> Value {
 
 fn digest() -> Value {
     header_parameter("Content-Digest", "What the body hashes to: sha-256, sha-512 or blake3")
+}
+
+fn put_parameters() -> [Value; 3] {
+    [
+        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
+        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
+        digest(),
+    ]
 }
 
 fn body() -> Value {
