@@ -27,8 +27,8 @@ use crate::{
 const WRITES_AT: Ratio = Ratio::percent(80);
 const READS_AT: Ratio = Ratio::percent(95);
 
-/// What a store in memory may take where nobody knows how much there is, and what it may take in any case: the space that
-/// is to stay free, and as much again.
+/// What a store in memory may take where it cannot be found out how much memory is free; and what it may always take: the
+/// space that puts leave free by default, and as much again.
 const MEMORY_MAX: u64 = 1 << 30;
 const MEMORY_MIN: u64 = 128 << 20;
 
@@ -61,14 +61,15 @@ impl Builder {
         self
     }
 
-    /// Where randomness begins, for runs that can be repeated. Whoever knows it can forge records, so for tests only.
+    /// Seeds the store's randomness, so that a run can be repeated. For tests only: whoever knows the seed can forge
+    /// records.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// What says how long it is since 1970; the machine's clock without it. Claims are dated by it.
+    /// The clock that claims are dated by: the time since 1970. Without it, the machine's clock.
     #[cfg(feature = "net")]
     #[must_use]
     pub fn unix_clock(mut self, clock: impl Fn() -> std::time::Duration + Send + Sync + 'static) -> Self {
@@ -76,14 +77,15 @@ impl Builder {
         self
     }
 
-    /// Other knobs than the default ones. Replaces what was set before.
+    /// Settings other than the default ones. Replaces what was set before.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Where its counters go, usually `Metrics::register("ron_storage", &mut registry)`. To the supervisor's without it.
+    /// Where the store counts, usually `Metrics::register("ron_storage", &mut registry)`. Without it, in the metrics of the
+    /// supervisor.
     #[must_use]
     pub fn metrics(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);
@@ -95,7 +97,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
-    /// directory, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
+    /// directory open, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
     pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
         let Builder {
             data,
@@ -184,8 +186,8 @@ impl Builder {
     }
 }
 
-/// What a store in memory may take if nobody says: half of what the machine, or the group of processes that this one is in,
-/// has left. Where nobody knows, a gibibyte.
+/// What a store in memory may take unless the host says otherwise: half of what the machine, or the control group of this
+/// process, has left. If neither says how much that is, a gibibyte.
 fn memory_max() -> u64 {
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -198,8 +200,8 @@ fn memory_max() -> u64 {
     left.map_or(MEMORY_MAX, |left| left / 2).max(MEMORY_MIN)
 }
 
-/// Writes are not ready while the disk has no room for one more small object beside what it should keep free: on a disk
-/// that is full by puts alone there is always a little more than that left, and nothing of use fits into it.
+/// Writes are not ready while the disk has no room for one more small object beside the reserve. Puts stop before they touch
+/// the reserve, so a disk that they have filled always has a little more than that free, too little to be of use.
 fn space_gate(ready: &ron_core::Ready, objects: &Arc<Objects>, settings: &Snapshot<Settings>) -> ReadyGate {
     let (objects, settings) = (Arc::downgrade(objects), settings.clone());
     ready.probe("storage.space", Affects::Writes, move || {

@@ -36,7 +36,7 @@ pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-storage", "storage_event
 /// Most objects in one page of a list.
 const PAGE_MAX: usize = 1000;
 
-/// Something that happened, for whoever is interested.
+/// Something that happened in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -85,25 +85,25 @@ pub struct Stat {
     pub is_quarantined: bool,
 }
 
-/// Where a list goes on.
+/// Where the next page of a list begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(pub(crate) ContentId);
 
 impl Cursor {
-    /// Goes on behind this name, whether or not there is such an object.
+    /// The page that begins behind this name, whether or not there is such an object.
     #[must_use]
     pub fn after(id: ContentId) -> Self {
         Cursor(id)
     }
 
-    /// The name it goes on behind.
+    /// The name that the page begins behind.
     #[must_use]
     pub fn id(&self) -> ContentId {
         self.0
     }
 }
 
-/// A part of a list, in the order of names.
+/// A page of a list, in the order of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
@@ -116,7 +116,7 @@ pub struct Page {
 /// Says whether an object is still wanted.
 type Keep = Arc<dyn Fn(&ContentId) -> bool + Send + Sync>;
 
-/// What garbage collection may not touch besides what is pinned.
+/// What a garbage collection keeps, besides what is pinned, claimed or young.
 #[derive(Clone, Default)]
 pub struct Gc {
     keep: Option<Keep>,
@@ -124,13 +124,14 @@ pub struct Gc {
 }
 
 impl Gc {
-    /// Keeps what is pinned and what is young.
+    /// A collection that keeps only what is pinned, claimed or young.
     #[must_use]
     pub fn new() -> Self {
         Gc::default()
     }
 
-    /// Keeps also those of which `keep` says so. It is asked for each object, on a task, so it must be quick.
+    /// Also keeps the objects for which `keep` returns `true`. It is asked about each object, on a task of the store, so it
+    /// must be quick.
     #[must_use]
     pub fn keep(mut self, keep: impl Fn(&ContentId) -> bool + Send + Sync + 'static) -> Self {
         self.keep = Some(Arc::new(keep));
@@ -181,14 +182,14 @@ pub struct Scrubbed {
     pub bytes: u64,
     /// Objects that are not what was stored, the first thousand of them.
     pub damaged: Vec<ContentId>,
-    /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
-    /// do better, and putting one again writes it anew.
+    /// Objects that the disk could not read in two attempts, the first thousand of them. They are not quarantined: the next
+    /// read may succeed, and putting one again writes it anew.
     pub unreadable: Vec<ContentId>,
-    /// Stretches of the journal that cannot be read. What they said besides the objects themselves is written again.
+    /// Stretches of the journal that cannot be read. What they said about objects, such as pins, is written again.
     pub journal_damage: u64,
 }
 
-/// What is kept, and what that takes.
+/// How much is kept, and what that takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Usage {
@@ -275,20 +276,19 @@ impl Store {
         Builder::default()
     }
 
-    /// The same store for one of its clients: what is asked through this handle counts against
-    /// [`client_limits`](Settings::client_limits), so that nobody takes all places. Handles without a client are the
-    /// host's own and only bounded by the store.
+    /// A handle for one client: what is asked through it counts against [`client_limits`](Settings::client_limits), so that
+    /// no client takes all places. Handles without a client are the host's own, and bounded only by the store.
     #[must_use]
     pub fn for_client(&self, client: ClientKey) -> Store {
         Store { client: Some(client), ..self.clone() }
     }
 
-    /// Stores what `source` yields, durably, and returns its name. Dropping the future stores nothing, unless the object
-    /// is being committed already.
+    /// Stores the bytes that `source` yields, durably, and returns their name. Dropping the future stores nothing, unless the
+    /// object is being committed already.
     ///
     /// # Errors
     /// [`StorageError::Busy`] before anything is read, [`StorageError::Timeout`] at the deadline or when the source stands
-    /// still, [`StorageError::Source`] with what it says, [`StorageError::Full`], [`StorageError::Quota`],
+    /// still, [`StorageError::Source`] with the error of the source, [`StorageError::Full`], [`StorageError::Quota`],
     /// [`StorageError::TooLarge`], [`StorageError::Disk`]. Nothing is kept then.
     pub async fn put<S, E>(&self, source: S, deadline: Deadline) -> Result<Stored, StorageError>
     where
@@ -298,10 +298,10 @@ impl Store {
         self.put_with(source, Put::default(), deadline).await
     }
 
-    /// Stores what `source` yields if it is called `id`. If that is here already, nothing is read.
+    /// Stores what `source` yields if its name is `id`. If that object is here already, nothing is read.
     ///
     /// # Errors
-    /// [`StorageError::Mismatch`] if it is called otherwise, and those of [`put`](Self::put).
+    /// [`StorageError::Mismatch`] if it has another name, and those of [`put`](Self::put).
     pub async fn put_expect<S, E>(
         &self,
         id: ContentId,
@@ -315,7 +315,7 @@ impl Store {
         self.put_with(source, Put { expect: Some(id), ..Put::default() }, deadline).await
     }
 
-    /// Stores what is in memory already.
+    /// Stores bytes that are in memory already.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -343,7 +343,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// Counts what was stored, and tells whoever listens.
+    /// Counts what was stored, and publishes the event.
     pub(crate) fn note_stored(&self, stored: &Stored) {
         let counts = &self.inner.counts;
         if stored.existed {
@@ -355,7 +355,7 @@ impl Store {
         }
     }
 
-    /// If the object is here, does what a put of it would.
+    /// Does what a put of the object would do, if the object is here.
     #[cfg(feature = "net")]
     pub(crate) async fn put_known(
         &self,
@@ -372,7 +372,7 @@ impl Store {
         }))
     }
 
-    /// Whether an object of so many bytes would fit now. Room is kept for one of which a part is here.
+    /// Whether an object of `len` bytes would fit now. For one of which a part is here, room is reserved already.
     #[cfg(feature = "net")]
     pub(crate) fn check_fits(&self, id: &ContentId, len: u64) -> Result<(), StorageError> {
         if self.inner.objects.partials.len_of(id).is_some() {
@@ -394,8 +394,8 @@ impl Store {
         self.admit(&self.inner.put_streams, 0)
     }
 
-    /// Begins to read an object, or the part of it in `range`, whose end is cut at the object's. The deadline is for the
-    /// beginning; from then on every piece has [`read_timeout`](Settings::read_timeout).
+    /// Begins to read an object, or the part of it in `range`, which may end behind the object's end. The deadline is for
+    /// beginning; from then on each piece has [`read_timeout`](Settings::read_timeout).
     ///
     /// # Errors
     /// [`StorageError::NotFound`], [`StorageError::Corrupt`] if it is quarantined, [`StorageError::Range`],
@@ -414,8 +414,8 @@ impl Store {
         Ok(Reader::new(Arc::clone(&self.inner), place, id, stat.len, range))
     }
 
-    /// Begins to read the groups of 64 KiB that hold `ranges`, each cut at the object's end, with the proof that they belong
-    /// to its name. The deadline is for the beginning, as of [`get`](Self::get).
+    /// Begins to read the groups of 64 KiB that hold `ranges`, with the proof that they belong to the object's name. A range
+    /// may end behind the object's end. The deadline is for beginning, as in [`get`](Self::get).
     ///
     /// # Errors
     /// [`StorageError::Range`] if none of the ranges is inside the object, and those of [`get`](Self::get).
@@ -484,7 +484,7 @@ impl Store {
         self.inner.objects.stat(&id).ok_or(StorageError::NotFound { id })
     }
 
-    /// Up to `limit` objects (1000 at most) in the order of their names, behind `after`.
+    /// A page of up to `limit` objects (1000 at most) in the order of their names: those behind `after`, or the first.
     ///
     /// # Errors
     /// [`StorageError::Busy`], [`StorageError::Canceled`].
@@ -541,16 +541,17 @@ impl Store {
         self.inner.objects.set_pinned(id, false, deadline).await
     }
 
-    /// Deletes what is neither pinned nor young nor kept by `gc`. Others are served meanwhile. Dropping the future does
-    /// not end it.
+    /// Deletes what is neither pinned nor claimed nor young nor kept by `gc`. The store serves others meanwhile. Dropping the
+    /// future does not end the collection.
     ///
     /// # Errors
-    /// [`StorageError::Busy`] when too many wait for their turn, [`StorageError::Timeout`], [`StorageError::Disk`].
+    /// [`StorageError::Busy`] when too many such calls wait, [`StorageError::Timeout`], [`StorageError::Disk`].
     pub async fn gc(&self, gc: Gc, deadline: Deadline) -> Result<Collected, StorageError> {
         self.inner.upkeep.call("gc", deadline, |reply| Errand::Collect(gc, reply)).await?
     }
 
-    /// Compacts now if enough of the journal is garbage, and says how many bytes that gave back. It happens by itself too.
+    /// Compacts the journal now if enough of it is garbage, and returns how many bytes that freed. The store also does this
+    /// by itself.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -558,8 +559,8 @@ impl Store {
         self.inner.upkeep.call("compact", deadline, Errand::Compact).await?
     }
 
-    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines what is not
-    /// what was stored. Dropping the future does not end it.
+    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines every object
+    /// that is not what was stored. Dropping the future does not end the scrub.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -573,19 +574,19 @@ impl Store {
         &self.inner.opened
     }
 
-    /// What is kept, and what that takes.
+    /// How much is kept, and what that takes.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.inner.objects.usage()
     }
 
-    /// What happens from now on.
+    /// Subscribes to what happens from now on.
     #[must_use]
     pub fn events(&self) -> Subscriber<Event> {
         self.inner.events.subscribe()
     }
 
-    /// Whether it can serve, and why not.
+    /// Whether it can serve reads and writes, and if not, why.
     #[must_use]
     pub fn ready(&self) -> ReadyStatus {
         self.group.ready().status()
@@ -605,7 +606,7 @@ impl Store {
     pub fn reload(&self, settings: Settings) -> Result<(), StorageError> {
         let inner = &self.inner;
         let mut applied = Ok(());
-        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        // One reload at a time, or the limits of one might stay with the rest of another.
         inner.settings.update(|current| {
             applied = current.check_change(&settings).and_then(|()| inner.gate.reload(settings.gate()));
             if applied.is_err() {
@@ -618,15 +619,15 @@ impl Store {
         Ok(applied?)
     }
 
-    /// Takes no more work, finishes what is begun within [`drain`](Settings::drain), and says how that went. Safe to call
+    /// Takes no more work, finishes what has begun within [`drain`](Settings::drain), and reports how that went. Safe to call
     /// twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
     }
 
-    /// Takes in what an owner says about an object, durably: a policy, a pin or a tombstone. What is wanted is neither deleted
-    /// nor collected. A claim in shards comes with its manifest, unless that is known already. Dropping the future may or may
-    /// not take it in; saying it again is harmless.
+    /// Takes in what an owner says about an object, durably: a policy, a pin or a tombstone. What is claimed is neither deleted
+    /// nor collected. A claim that wants shards comes with its manifest, unless that is known already. If the future is
+    /// dropped, the claim may or may not have been taken in; taking it in again is harmless.
     ///
     /// # Errors
     /// [`StorageError::Claim`] if it cannot be kept, [`StorageError::Busy`], [`StorageError::Timeout`],
@@ -643,21 +644,21 @@ impl Store {
         book.merge(claim, manifest, book.unix_now(), deadline).await
     }
 
-    /// What all who claim an object say together.
+    /// What all claims on an object come to.
     #[cfg(feature = "net")]
     #[must_use]
     pub fn standing(&self, id: &ContentId) -> crate::claims::Standing {
         self.inner.objects.book.standing(id)
     }
 
-    /// What each owner last said about an object, by owner.
+    /// The last claim of each owner on an object.
     #[cfg(feature = "net")]
     #[must_use]
     pub fn claims(&self, id: &ContentId) -> Vec<crate::claims::Claim> {
         self.inner.objects.book.about(id).into_iter().map(|(claim, _)| claim).collect()
     }
 
-    /// Reads that wait, and how many are taken at once.
+    /// How many reads wait, and how many workers serve them.
     #[cfg(feature = "net")]
     pub(crate) fn readers(&self) -> (usize, usize) {
         (self.inner.gets.depth(), self.inner.settings.load().get_workers.get())
@@ -695,8 +696,8 @@ impl Store {
         self.group.metrics()
     }
 
-    /// What is known of an object that can be read. It is for those who are admitted next, so it does not count against
-    /// their client: a read is one request and not two.
+    /// What is known of an object, if it can be read. It does not count against the client: the caller is admitted next, and
+    /// a read is one request and not two.
     pub(crate) fn readable(&self, id: ContentId, deadline: Deadline) -> Result<Stat, StorageError> {
         if self.group.stop().is_requested() {
             return Err(StorageError::Canceled);
@@ -708,15 +709,15 @@ impl Store {
         if stat.is_quarantined { Err(StorageError::Corrupt { id, at: 0 }) } else { Ok(stat) }
     }
 
-    /// A place for a stream of so many bytes, as far as that is known: they count against its client at once, and whoever
-    /// has spent more than its rate waits before the next one.
+    /// A place for a stream of `bytes`, as far as its length is known. They count against the client at once, and a client
+    /// that has spent more than its rate allows waits before its next stream.
     fn admit(&self, streams: &Arc<Streams>, bytes: u64) -> Result<Place, StorageError> {
         if self.group.stop().is_requested() {
             return Err(StorageError::Canceled);
         }
         let pass = self.client.map(|client| self.inner.gate.enter(client, bytes)).transpose()?;
         let place = streams.admit(self.client, pass, self.settings().idle_timeout)?;
-        // Whoever waits for the last stream at the stop may have looked just before this one had its place.
+        // The stop waits for open streams, and may have looked just before this one was.
         if self.group.stop().is_requested() { Err(StorageError::Canceled) } else { Ok(place) }
     }
 
