@@ -47,8 +47,8 @@ const CBOR: &str = "application/cbor";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The address is none: `http://`, a host, perhaps a port and a path.
-    #[error("{url:?} is no address of a registry")]
+    /// The address is not `http://`, a host, and perhaps a port and a path.
+    #[error("{url:?} is no address of a registry: http://, a host, and perhaps a port and a path")]
     Address {
         /// What was given.
         url: String,
@@ -73,7 +73,7 @@ pub enum ClientError {
         /// How.
         source: hyper::Error,
     },
-    /// It said no.
+    /// It refused.
     #[error("{status} {code}: {words}")]
     Refused {
         /// The status.
@@ -169,7 +169,7 @@ impl Client {
         self
     }
 
-    /// What a question has behind it if it is about what witnesses have signed.
+    /// The query of a request that asks for what witnesses have signed.
     fn of_witnesses(&self) -> &'static str {
         if self.cosigned { "?cosigned=1" } else { "" }
     }
@@ -251,7 +251,7 @@ impl Client {
         Ok(answer.verify(name, trust)?)
     }
 
-    /// What waits for approvals, what expires first first. Needs a token.
+    /// The proposals that wait for approvals, in the order in which they expire. Needs a token.
     ///
     /// # Errors
     /// As [`head`](Self::head).
@@ -272,7 +272,7 @@ impl Client {
         }
     }
 
-    /// One proposal that waits for approvals; nothing if it does not. Needs a token.
+    /// A proposal that waits for approvals; `None` if it does not wait. Needs a token.
     ///
     /// # Errors
     /// As [`head`](Self::head).

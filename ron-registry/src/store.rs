@@ -1,12 +1,12 @@
 //! Where the log is kept: a few verbs that any engine with agreement can offer.
 //!
-//! The one that matters is [`LogStore::append_if`]: it appends behind a certain version or not at all, whole or not at all,
-//! and is durable when it says so. With that, any number of committers can work on one store, and no version is ever given
-//! twice. An engine that cannot say what became of an append says [`StoreError::Unknown`], and [`append`] finds out by
-//! reading back.
+//! The one that matters is [`LogStore::append_if`]: it appends behind a given version or not at all, the whole block or
+//! nothing, and is durable when it says so. With that, any number of committers can work on one store, and no version is
+//! ever given twice. An engine that cannot tell whether an append took place says [`StoreError::Unknown`], and [`append`]
+//! finds out by reading back.
 //!
-//! Here are [`JournalStore`] on the family's journal, and [`MemoryStore`]. `conformance` (a feature) is what another engine has to
-//! pass.
+//! Two engines are here: [`JournalStore`] on `ron_core::journal`, and [`MemoryStore`]. The module `conformance` (feature
+//! `conformance`) is what any other engine has to pass.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -206,7 +206,8 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
     /// The newest snapshot that was kept whole.
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>>;
 
-    /// One part of it, for who passes it on piece by piece; nothing if there is no snapshot, or no such part.
+    /// One part of the newest snapshot, for a caller that passes it on part by part; `None` if there is no snapshot, or no such
+    /// part.
     fn snapshot_part(
         &self,
         part: u32,
@@ -239,7 +240,7 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
-    /// What was kept last, once: it is large, and nobody needs it after the start.
+    /// What was kept last. It is given once: it is large, and nobody needs it after the start.
     fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
         let _ = deadline;
         Box::pin(ready(Ok(None)))

@@ -63,7 +63,7 @@ const BY_EXPIRES: u64 = 4;
 const BY_KEY: u64 = 5;
 const BY_SIGNATURE: u64 = 6;
 
-/// Why bytes or text are no proposal, no approval, no entry.
+/// Why bytes or text are not a proposal, an approval or an entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormError {
@@ -93,11 +93,11 @@ pub enum FormError {
     /// Not a name: 1 to 255 visible ASCII characters, parts between slashes, none empty, `.` or `..`, no `@` in front.
     #[error("not a name")]
     BadName,
-    /// Not what a log may be called.
+    /// Not a name that a log may have.
     #[error("not the name of a log")]
     BadOrigin,
-    /// The policy in it is none.
-    #[error("the policy is none")]
+    /// The policy in it is not valid.
+    #[error("the policy is not valid")]
     Policy(#[from] PolicyError),
     /// A format that this version does not know; a newer one may.
     #[error("format {format}")]
@@ -194,7 +194,7 @@ impl FromStr for ProposalId {
     }
 }
 
-/// What a name shall stand for.
+/// What a name would stand for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// Something elsewhere, by its hash.
@@ -220,33 +220,33 @@ impl From<ContentId> for Content {
     }
 }
 
-/// What shall be.
+/// What a proposal wants to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// The log begins, with this policy. Only ever the first entry.
+    /// The log begins, with this policy. Only the first entry does this.
     Found {
-        /// Who decides from now on.
+        /// Who decides from then on.
         policy: Arc<Policy>,
     },
-    /// A name stands for this from now on.
+    /// A name stands for something from then on.
     Bind {
-        /// Which.
+        /// The name.
         name: Name,
-        /// For what.
+        /// What it stands for.
         content: Content,
         /// The version of the entry that spoke last about the name; 0 if none did.
         prior: u64,
     },
     /// A name stands for nothing any more.
     Retire {
-        /// Which.
+        /// The name.
         name: Name,
         /// The version of the entry that bound it.
         prior: u64,
     },
-    /// Others decide from now on.
+    /// Another policy decides from then on.
     Rotate {
-        /// Who.
+        /// The policy.
         policy: Arc<Policy>,
     },
 }
@@ -417,7 +417,7 @@ impl Proposal {
         self.expires
     }
 
-    /// What shall be.
+    /// What it wants to change.
     #[must_use]
     pub fn action(&self) -> &Action {
         &self.action

@@ -12,7 +12,7 @@ use super::{
     Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail, check_block,
 };
 
-/// A log that ends with the process. Everything is answered at once, and nothing fails.
+/// A log that ends with the process. Everything is answered at once, and nothing fails but blocks that no store takes.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     log: Mutex<Log>,
