@@ -20,8 +20,9 @@ const READING: Duration = Duration::from_secs(30);
 pub struct Updates {
     shared: Arc<Shared>,
     next: u64,
-    /// Up to here it is read from the log: what was there before, and what the feed has lost since. What is behind it comes
-    /// from the feed, also while the head is far ahead: reading back what is in memory would cost more than committing it.
+    /// Versions up to this one are read from the log: those from before the subscription, and what the feed has lost since.
+    /// Later ones come from the feed, also while the head is far ahead: reading back what is still in memory would cost more
+    /// than committing it did.
     behind: u64,
     live: Subscriber<RegistryUpdated>,
     ahead: VecDeque<RegistryUpdated>,
