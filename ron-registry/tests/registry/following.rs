@@ -18,7 +18,7 @@ use ron_registry::{
     Retention, Settings, Source, SourceError, TreeHash,
     logic::tiles::Tree,
     net::Links,
-    store::{BoxFuture, MemoryStore, StoreError},
+    store::{BoxFuture, LogStore, MemoryStore, StoreError},
 };
 
 use super::world::{

@@ -17,7 +17,7 @@ use ron_registry::{
     Content, EvidenceKind, Outcome, Policy, Registry, RegistryError, Signer, SnapshotOffer, Source,
     SourceError, TreeHash,
     net::Links,
-    store::{BoxFuture, MemoryStore},
+    store::{BoxFuture, LogStore, MemoryStore},
 };
 
 use super::world::{
