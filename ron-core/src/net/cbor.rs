@@ -23,6 +23,7 @@ const DEPTH_MAX: u32 = 8;
 ///
 /// # Panics
 /// If `write` fails although writing to memory cannot: an error that it makes up itself is a mistake.
+#[must_use]
 pub fn encode(
     room: usize,
     write: impl FnOnce(&mut Encoder<Vec<u8>>) -> Result<(), minicbor::encode::Error<Infallible>>,

@@ -159,7 +159,7 @@ async fn prunes_what_a_snapshot_covers(store: &dyn LogStore) {
     assert_eq!(store.append_if(400, block(["more".into()]), soon()).await, Ok(Appended::Yes));
 }
 
-/// A snapshot that is longer than the entries it covers frees nothing, and what it takes comes back when it is replaced.
+/// What a snapshot takes is not free: one that is longer than the entries it covers frees nothing.
 async fn counts_what_a_snapshot_takes(store: &dyn LogStore) {
     const ENTRY: usize = 1000;
     for at in 0..4u64 {
@@ -170,7 +170,7 @@ async fn counts_what_a_snapshot_takes(store: &dyn LogStore) {
     assert_eq!(store.prune(long, soon()).await, Ok(0), "it takes more than it frees");
     let short = StoredSnapshot { version: 200, parts: vec!["part".into()] };
     let freed = store.prune(short, soon()).await.expect("it is kept");
-    // The long snapshot and, at most, all entries that were there, with what an engine writes around them.
+    // At most the long snapshot and all entries, and as much again for what an engine writes around them.
     let most = 2 * (1000 + 400) * ENTRY as u64;
     assert!(freed <= most, "{freed} bytes, and there never were more than {most}");
 }
