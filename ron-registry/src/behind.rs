@@ -3,7 +3,7 @@
 //! What was read and checked is kept across failures of the store: a committer that was away for long comes nearer with
 //! every attempt.
 
-use std::{fmt::Display, sync::Arc};
+use std::sync::Arc;
 
 use ron_core::Deadline;
 
@@ -53,18 +53,19 @@ impl Behind {
         let known = self.state.head().version;
         if goal.version < known {
             let end = goal.version;
-            return Err(untrusted(known, &format!("it was committed, and the log ends at {end}")));
+            let what = format!("it was committed, and the log ends at {end}");
+            return Err(RegistryError::untrusted_at(known, what));
         }
         while self.state.head().version < goal.version {
             let next = self.state.head().version + 1;
             let max = READ_MAX.min(goal.version + 1 - next);
             let more = shared.store.read(next, max as usize, deadline()).await?;
             if more.is_empty() {
-                return Err(untrusted(next, &"it is not there"));
+                return Err(RegistryError::untrusted_at(next, "it is not there"));
             }
             for (version, bytes) in (next..).zip(more) {
                 let entry = self.state.apply(&bytes, Signatures::Check);
-                self.entries.push(entry.map_err(|error| untrusted(version, &error))?);
+                self.entries.push(entry.map_err(|error| RegistryError::untrusted_at(version, error))?);
                 let leaf = TreeHash::of_leaf(&bytes);
                 self.frontier.push(leaf);
                 self.leaves.push(leaf);
@@ -81,11 +82,7 @@ impl Behind {
             (self.state.origin().to_owned(), self.frontier.size(), self.frontier.root());
         match note {
             Some(note) if said == Some(Checkpoint { origin, size, root }) => Ok(Some(Arc::new(note))),
-            _ => Err(untrusted(goal.version, &"its checkpoint is not of these entries")),
+            _ => Err(RegistryError::untrusted_at(goal.version, "its checkpoint is not of these entries")),
         }
     }
-}
-
-fn untrusted(version: u64, what: &dyn Display) -> RegistryError {
-    RegistryError::Untrusted { message: format!("version {version}: {what}") }
 }

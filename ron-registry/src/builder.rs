@@ -50,11 +50,11 @@ const WRITES_AT: Ratio = Ratio::percent(80);
 /// How long one step of reading the log at the start may take.
 const LOADING: Duration = Duration::from_secs(600);
 
-/// Who a registry is to its log.
+/// What a registry does with its log.
 pub(crate) enum Role {
-    /// The one who commits and signs.
+    /// It commits and signs.
     Owner { origin: String, seed: [u8; 32] },
-    /// One of many who follow.
+    /// It follows another node that does.
     Follower { trust: LogTrust, source: Arc<dyn Source> },
 }
 
@@ -111,15 +111,15 @@ impl Builder {
         self
     }
 
-    /// Refuses to start on a log that is not a continuation of the one that had this checkpoint: one that was rolled back
-    /// or replaced. Keep the last one somewhere else than the log.
+    /// Refuses to start on a log that does not continue the one that had this checkpoint: one that was rolled back or
+    /// replaced. Keep the last checkpoint somewhere else than the log.
     #[must_use]
     pub fn seen(mut self, checkpoint: Checkpoint) -> Self {
         self.seen = Some(checkpoint);
         self
     }
 
-    /// Hands every update from the start on to `publisher`: those after the head that is found, unless
+    /// Hands every update to `publisher`: those after the head that the start finds, unless
     /// [`publish_from`](Self::publish_from) says otherwise.
     #[must_use]
     pub fn publisher(mut self, publisher: impl Publisher) -> Self {
@@ -127,24 +127,25 @@ impl Builder {
         self
     }
 
-    /// Hands updates to the publisher from this version on: the one behind the last that it has dealt with, so that what was
-    /// committed and not yet told when the process ended is told now.
+    /// Hands updates to the publisher from this version on. Give the version after the last one that the publisher has dealt
+    /// with: what was committed but not published when the process ended is then published now.
     #[must_use]
     pub fn publish_from(mut self, version: u64) -> Self {
         self.publish_from = Some(version.max(1));
         self
     }
 
-    /// Lets the verifier's first pass go on behind this version, where [`Status::verified`](crate::Status::verified) says
-    /// that it was before the stop. What is before it is read and not checked again until the next pass.
+    /// Lets the verifier's first pass go on after this version, which [`Status::verified`](crate::Status::verified) said before
+    /// the stop. Entries up to it are read, but not checked again before the next pass.
     #[must_use]
     pub fn verified(mut self, version: u64) -> Self {
         self.verified = version;
         self
     }
 
-    /// Shows the head to these witnesses, `every` so often, and keeps what `needed` of them have signed: see
-    /// [`Registry::cosigned`]. Nothing is pruned beyond that, and nothing at all before there is any.
+    /// Shows the head to these witnesses at intervals of `every`, and keeps it once `needed` of them have signed: see
+    /// [`Registry::cosigned`]. Nothing is pruned beyond the last head that they have signed, and nothing at all before there
+    /// is one.
     #[cfg(feature = "client")]
     #[must_use]
     pub fn witnesses(
@@ -158,7 +159,7 @@ impl Builder {
         self
     }
 
-    /// Tells of what a followed log was caught at, as it is found: keep it where it is not lost. Only for followers.
+    /// Is called with the evidence against a followed log as it is found: keep it where it is not lost. Only for followers.
     #[must_use]
     pub fn on_evidence(mut self, tell: impl Fn(&Evidence) + Send + Sync + 'static) -> Self {
         self.on_evidence = Some(Arc::new(tell));
@@ -168,8 +169,8 @@ impl Builder {
     /// Reads the log in `store`, and starts. What is in the store must be what its last checkpoint says.
     ///
     /// # Errors
-    /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that is
-    /// none, and those of the store.
+    /// [`RegistryError::Untrusted`] if it is not, [`RegistryError::Config`], [`RegistryError::Form`] for an origin that no log
+    /// can have, and those of the store.
     pub async fn start(
         self,
         store: Arc<dyn LogStore>,

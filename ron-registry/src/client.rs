@@ -30,7 +30,7 @@ use crate::{
         ApproveBody, ConsistencyBody, EntriesBody, FoundBody, HeadBody, NameBody, OutcomeBody, PendingBody,
         PolicyInForce, SnapshotBody, SubmitBody, WaitingBody,
     },
-    logic::{checkpoint::ProofFile, names::Latest, note::NOTE_BYTES_MAX},
+    logic::{checkpoint::ProofFile, names::Latest, note::NOTE_BYTES_MAX, tiles::read_bundle_up_to},
     store::{BLOCK_ENTRIES_MAX, BoxFuture},
 };
 
@@ -47,8 +47,8 @@ const CBOR: &str = "application/cbor";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The address is none: `http://`, a host, perhaps a port and a path.
-    #[error("{url:?} is no address of a registry")]
+    /// The address is not `http://`, a host, and perhaps a port and a path.
+    #[error("{url:?} is no address of a registry: http://, a host, and perhaps a port and a path")]
     Address {
         /// What was given.
         url: String,
@@ -73,7 +73,7 @@ pub enum ClientError {
         /// How.
         source: hyper::Error,
     },
-    /// It said no.
+    /// It refused.
     #[error("{status} {code}: {words}")]
     Refused {
         /// The status.
@@ -169,7 +169,7 @@ impl Client {
         self
     }
 
-    /// What a question has behind it if it is about what witnesses have signed.
+    /// The query of a request that asks for what witnesses have signed.
     fn of_witnesses(&self) -> &'static str {
         if self.cosigned { "?cosigned=1" } else { "" }
     }
@@ -251,7 +251,7 @@ impl Client {
         Ok(answer.verify(name, trust)?)
     }
 
-    /// What waits for approvals, what expires first first. Needs a token.
+    /// The proposals that wait for approvals, in the order in which they expire. Needs a token.
     ///
     /// # Errors
     /// As [`head`](Self::head).
@@ -272,7 +272,7 @@ impl Client {
         }
     }
 
-    /// One proposal that waits for approvals; nothing if it does not. Needs a token.
+    /// A proposal that waits for approvals; `None` if it does not wait. Needs a token.
     ///
     /// # Errors
     /// As [`head`](Self::head).
@@ -541,8 +541,9 @@ impl Source for Client {
                 }
                 bundle => bundle.map_err(away)?,
             };
-            let message = || "a bundle of entries".to_owned();
-            read_bundle(&bundle).ok_or_else(|| SourceError::Malformed { message: message() })
+            let malformed = || SourceError::Malformed { message: "a bundle of entries".to_owned() };
+            let entries = read_bundle_up_to(&bundle, BLOCK_ENTRIES_MAX).ok_or_else(malformed)?;
+            Ok(entries.into_iter().map(|entry| bundle.slice_ref(entry)).collect())
         })
     }
 
@@ -605,18 +606,4 @@ impl Source for Client {
             }
         })
     }
-}
-
-/// Entries, each behind its length in two bytes.
-fn read_bundle(bundle: &Bytes) -> Option<Vec<Bytes>> {
-    let (mut entries, mut rest) = (Vec::new(), bundle.clone());
-    while !rest.is_empty() {
-        let len = usize::from(u16::from_be_bytes([*rest.first()?, *rest.get(1)?]));
-        if rest.len() < 2 + len || entries.len() == BLOCK_ENTRIES_MAX {
-            return None;
-        }
-        entries.push(rest.slice(2..2 + len));
-        rest = rest.slice(2 + len..);
-    }
-    Some(entries)
 }

@@ -1,6 +1,6 @@
 //! Why a call came back without what was asked.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use ron_core::{ConfigError, ErrorKind, net::SignatureError};
 
@@ -36,19 +36,19 @@ pub enum RegistryError {
         /// What was being done.
         op: &'static str,
     },
-    /// Not able to answer this yet. Retry later.
+    /// Something that the answer needs has not come so far yet. Retry later.
     #[error("not ready: {gate}")]
     NotReady {
-        /// What is not.
+        /// What is not ready.
         gate: &'static str,
     },
     /// This node follows a log that another one commits to. Propose there.
     #[error("this log is only followed here")]
     ReadOnly,
-    /// The head is not the one that the proposal must follow. Look at this one, and propose again.
+    /// The head is not the one that the proposal expects. Look at this one, and propose again.
     #[error("the head is {head}")]
     ChainMismatch {
-        /// The head there is.
+        /// The current head.
         head: Head,
     },
     /// The proposal, or the approval, does not fit the log as it is.
@@ -60,7 +60,7 @@ pub enum RegistryError {
     /// The approval was not signed by its signer.
     #[error("the approval does not hold")]
     BadApproval(#[source] SignatureError),
-    /// The store takes or gives nothing now. Nothing was committed; retry after the pause.
+    /// The store neither takes nor gives anything now. Nothing was committed; retry after the pause.
     #[error("the store is away: {message}")]
     StorageBusy {
         /// What it said.
@@ -71,7 +71,7 @@ pub enum RegistryError {
     /// The store failed to read, or cannot be opened.
     #[error("store")]
     Store(#[source] StoreError),
-    /// What is in the store is not the log that it says it is. Nothing is served from it.
+    /// What is in the store is not the log that it should be. Nothing is served from it.
     #[error("the log cannot be trusted: {message}")]
     Untrusted {
         /// What is wrong, and at which version.
@@ -103,6 +103,13 @@ pub enum RegistryError {
     /// The settings do not fit.
     #[error("settings: {0}")]
     Config(ConfigError),
+}
+
+impl RegistryError {
+    /// That what the store has at `version` is not what should be there.
+    pub(crate) fn untrusted_at(version: u64, what: impl Display) -> Self {
+        RegistryError::Untrusted { message: format!("version {version}: {what}") }
+    }
 }
 
 impl From<ConfigError> for RegistryError {

@@ -2,11 +2,12 @@
 //!
 //! A follower keeps a log of its own that grows only by what it has checked: the signature of the head (and those of
 //! witnesses, if its trust wants some), every approval against the policy in force, the chain, the names, and that the tree
-//! with the new entries is the one that was signed. What it has once kept it never gives up: a head that is shorter is a
-//! rollback, one that is not a continuation is a fork, and both are kept as evidence, signed by the log itself.
+//! with the new entries is the one that was signed. It never gives up what it has kept: a shorter head is a rollback, one that
+//! does not continue its log is a fork, and both are kept as evidence, signed by the log itself.
 //!
-//! If the beginning is not to be had any more, one that has nothing yet starts from a snapshot. Nothing of that is believed
-//! either: its entry must be in the tree that was signed, and its names and its policy those that the entry vouches for.
+//! If the beginning of the log was pruned at its source, a follower that has nothing yet starts from a snapshot. That is not
+//! believed either: its entry must be in the tree that was signed, and its names and its policy those that the entry vouches
+//! for.
 
 use std::{collections::VecDeque, fmt, future::ready, sync::Arc, time::Duration};
 
@@ -84,7 +85,7 @@ pub enum SourceError {
     },
 }
 
-/// A snapshot that somebody has, to start from: see [`logic::snapshot`](crate::logic::snapshot).
+/// A snapshot that a source has, for a follower to start from: see [`logic::snapshot`](crate::logic::snapshot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotOffer {
     /// The last entry that it covers.
@@ -114,14 +115,14 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Vec<TreeHash>, SourceError>>;
 
-    /// The snapshot that stands for entries which are pruned there; nothing if it has none. Who has nothing yet starts from
-    /// it.
+    /// The snapshot that stands for the entries that are pruned there; `None` if there is none. A follower that has nothing yet
+    /// starts from it.
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<SnapshotOffer>, SourceError>> {
         let _ = deadline;
         Box::pin(ready(Ok(None)))
     }
 
-    /// A part of the snapshot of this version, the first is 0.
+    /// A part of the snapshot of this version, counted from 0.
     fn snapshot_part(
         &self,
         version: u64,
@@ -137,18 +138,18 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
     fn news(&self, after: u64, deadline: Deadline) -> BoxFuture<'_, Result<(), SourceError>>;
 }
 
-/// What somebody did who should not have.
+/// What a followed log, or the source of it, was caught at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EvidenceKind {
     /// Two signed heads, and neither log is the beginning of the other.
     Fork,
-    /// A signed head that is older than one that was shown before. A cache may do that, too.
+    /// A signed head that is older than one that was shown before. A cache in between may do that, too.
     Rollback,
     /// An entry under a signed head that the log's own rules do not allow.
     Invalid,
-    /// A snapshot that is not of the log whose signed head was shown with it. It is who gave it that did this, not
-    /// necessarily who signed.
+    /// A snapshot that is not of the log whose signed head was shown with it. Its source did this, which need not be the one
+    /// that signs.
     Snapshot,
 }
 
@@ -168,7 +169,7 @@ impl EvidenceKind {
     }
 }
 
-/// What a follower has to show for its refusal. Anybody can check it who has the log's key.
+/// The proof of why a follower refused something. Anybody who has the log's key can check it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
     /// What it is about.
@@ -219,7 +220,7 @@ impl From<SourceError> for Trouble {
     }
 }
 
-/// Where a follower starts that has nothing, and whose source has no beginning any more.
+/// Where a follower starts if it has nothing and the beginning of the log was pruned at its source.
 struct Start {
     state: State,
     tree: Tree,

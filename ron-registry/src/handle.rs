@@ -34,9 +34,9 @@ use crate::{
     upkeep::Prune,
 };
 
-/// That something is in the log, durably and covered by a signed head. It is what this node says: to show it to somebody without
-/// a network, send what [`Registry::prove`] gives for `version` and the bytes of the entry, which
-/// [`ProofFile::verify`](crate::ProofFile::verify) checks with the log's public key alone.
+/// That a proposal is in the log, durably and covered by a signed head. It is the word of this node. To prove it to somebody
+/// without a network, send what [`Registry::prove`] gives for `version` and the bytes of the entry:
+/// [`ProofFile::verify`](crate::ProofFile::verify) checks them with the log's public key alone.
 #[derive(Debug, Clone)]
 pub struct Receipt {
     /// The entry.
@@ -59,12 +59,12 @@ impl Eq for Receipt {}
 /// How a proposal stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It waits for approvals, in memory: a restart forgets it, so keep the proposal, and the approvals, until it is committed.
-    /// Doing either again is harmless.
+    /// It waits for approvals, in memory. A restart forgets it, so keep the proposal and the approvals until it is committed;
+    /// sending either again is harmless.
     Pending {
         /// What was proposed.
         proposal: ProposalId,
-        /// Who could still approve it.
+        /// Signers who could still approve it.
         missing: Vec<String>,
     },
     /// It is in the log.
@@ -82,10 +82,10 @@ pub struct PendingProposal {
     pub missing: Vec<String>,
 }
 
-/// What a name stands for, with everything it takes to check that without asking anybody.
+/// What a name stands for, with everything it takes to check that offline.
 #[derive(Debug, Clone)]
 pub struct NameAnswer {
-    /// What it stands for; nothing if it never stood for anything.
+    /// What it stands for; `None` if it never stood for anything.
     pub latest: Option<Latest>,
     /// The proof, against the root of names in `entry`.
     pub proof: NameProof,
@@ -163,9 +163,9 @@ pub struct Status {
     pub names: usize,
     /// Up to where the verifier has come in this pass.
     pub verified: u64,
-    /// Whether reads and writes can be expected to succeed on the supervisor it runs on. Readiness is shared by all that run
-    /// there, as a host that answers for all of them wants it; the registry's own gates are those called `registry.…`,
-    /// `proposals` and `approvals`. Give it a supervisor of its own, and this is about the registry alone.
+    /// Whether reads and writes can be expected to succeed on the supervisor that the registry runs on. Everything that runs
+    /// there shares this readiness; the registry's own gates are those called `registry.…`, `proposals` and `approvals`. Give
+    /// the registry a supervisor of its own, and this is about the registry alone.
     pub ready: ReadyStatus,
 }
 
@@ -217,8 +217,8 @@ impl Registry {
         self.deciding.is_none()
     }
 
-    /// What the followed log was caught at since the start, the first first. While there is evidence of a fork, the gate
-    /// `registry.following` stays closed; what is shown is what was checked before.
+    /// What the followed log was caught at since the start, the oldest first. While there is evidence of a fork, the gate
+    /// `registry.following` stays closed, and what was checked before it is what is served.
     #[must_use]
     pub fn evidence(&self) -> Vec<Evidence> {
         (*self.shared.evidence.load()).clone()
@@ -239,7 +239,8 @@ impl Registry {
         self.shared.view.load()
     }
 
-    /// Begins the log, with the policy that decides from then on. The same again is answered with the same receipt.
+    /// Begins the log, with the policy that decides from then on. Beginning it again with the same policy gives the same
+    /// receipt.
     ///
     /// # Errors
     /// As [`propose`](Self::propose).
@@ -253,7 +254,7 @@ impl Registry {
         }
     }
 
-    /// Makes a proposal that a name stand for something from now on, fit for the log as it is.
+    /// Makes a proposal that a name stand for something from now on. It fits the log as it is: nothing is sent yet.
     ///
     /// # Errors
     /// [`RegistryError::Form`].
@@ -268,12 +269,12 @@ impl Registry {
         self.draft(Action::Bind { name, content, prior }, lifetime)
     }
 
-    /// The time as the log has it, which does not go back when the clock does.
+    /// The time of the clock, but never before that of the last entry.
     fn now(&self) -> u64 {
         self.shared.clock.now().max(self.shared.view.load().state.time())
     }
 
-    /// Makes a proposal out of an action, under the policy there is.
+    /// Makes a proposal of an action, under the policy in force. Nothing is sent yet.
     ///
     /// # Errors
     /// [`RegistryError::Form`].
@@ -284,18 +285,18 @@ impl Registry {
         Ok(Proposal::new(self.origin(), view.state.epoch(), expires, action, None)?)
     }
 
-    /// Proposes. The same proposal again is answered as it stands then; once it is committed, with the same receipt.
+    /// Proposes. Proposing the same again says how it stands by then; once it is committed, that is the same receipt.
     /// Dropping the future withdraws a proposal that still waits for the committer.
     ///
     /// # Errors
-    /// `Busy`, `Timeout` (it may be taken in), `Canceled`, [`RegistryError::Refused`] with what does not fit,
-    /// [`RegistryError::ChainMismatch`] with the head there is, [`RegistryError::StorageBusy`].
+    /// `Busy`, `Timeout` (it may have been taken in), `Canceled`, [`RegistryError::Refused`] with what does not fit,
+    /// [`RegistryError::ChainMismatch`] with the current head, [`RegistryError::StorageBusy`].
     pub async fn propose(&self, proposal: Proposal, deadline: Deadline) -> Result<Outcome, RegistryError> {
         self.submit(proposal, Vec::new(), deadline).await
     }
 
-    /// Proposes with approvals that there are already: one call for a change that is decided. One that wants a head which is
-    /// no longer the head is told so before its approvals are verified.
+    /// Proposes together with approvals: one call for a change that signers have agreed on already. A proposal that expects a
+    /// head which is no longer the head is refused before its approvals are verified.
     ///
     /// # Errors
     /// As [`propose`](Self::propose), [`RegistryError::BadApproval`], and [`RegistryError::Form`] for a beginning, which
@@ -324,8 +325,8 @@ impl Registry {
         self.ask_to_propose(proposal, verified, deadline).await
     }
 
-    /// [`submit`](Self::submit) for who has verified the approvals already, on threads of its own: a signature is some fifty
-    /// microseconds, a commit without any is a few.
+    /// [`submit`](Self::submit) with approvals that the caller has verified, say on threads of its own: verifying one takes some
+    /// fifty microseconds, and committing without that takes a few.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -389,14 +390,14 @@ impl Registry {
         self.deciding()?.proposals.call("propose", deadline, make).await?
     }
 
-    /// Whether a proposal is for a head that others were decided behind. Who has lost need not be verified for that: of many
-    /// who want the same head one wins, and a signature is fifty microseconds.
+    /// Whether a proposal expects a head behind which something else was decided already. Of many that expect the same head one
+    /// wins, and to refuse the others their signatures need not be verified, at fifty microseconds each.
     fn is_overtaken(&self, proposal: &Proposal) -> bool {
         let decided = self.shared.decided.load(Ordering::Relaxed);
         proposal.expect_head().is_some_and(|head| head.version < decided)
     }
 
-    /// What waits for approvals, what expires first first.
+    /// The proposals that wait for approvals, in the order in which they expire.
     ///
     /// # Errors
     /// `Busy`, `Timeout`, `Canceled`.
@@ -405,7 +406,7 @@ impl Registry {
         Ok(proposals.call("pending", deadline, |reply| Command::Pending { reply }).await?)
     }
 
-    /// The log.
+    /// The name of the log.
     #[must_use]
     pub fn origin(&self) -> &str {
         self.shared.trust.origin()
@@ -423,14 +424,14 @@ impl Registry {
         self.shared.view.load().state.head()
     }
 
-    /// The epoch of the policy, and the policy; none before the beginning.
+    /// The epoch of the policy, and the policy; `None` before the log has begun.
     #[must_use]
     pub fn policy(&self) -> Option<(u64, Arc<Policy>)> {
         let view = self.shared.view.load();
         view.state.policy().map(|policy| (view.state.epoch(), Arc::clone(policy)))
     }
 
-    /// The signed head, with what witnesses have signed of it.
+    /// The signed head, with the signatures of those witnesses that have signed it.
     #[must_use]
     pub fn checkpoint(&self) -> Arc<Note> {
         let (view, cosigned) = (self.shared.view.load(), self.shared.cosigned.load());
@@ -475,8 +476,7 @@ impl Registry {
             version => self.entries(version, 1, deadline).await?,
         };
         let bytes = entries.first().ok_or(RegistryError::NotFound { head: self.head().version })?;
-        Entry::decode(bytes)
-            .map_err(|error| RegistryError::Untrusted { message: format!("version {version}: {error}") })
+        Entry::decode(bytes).map_err(|error| RegistryError::untrusted_at(version, error))
     }
 
     /// Entries from version `from` on, at least one if there is one and at most `max`.
@@ -523,8 +523,8 @@ impl Registry {
     }
 
     /// Takes what witnesses answered to a checkpoint of this log that they were sent
-    /// ([`witness_request`](crate::witness_request)); says how many signatures of those that `trust` knows it brought. What
-    /// the last such checkpoint covers stays provable: nothing beyond it is pruned.
+    /// ([`witness_request`](crate::witness_request)). Returns how many new signatures that brought, of witnesses that `trust`
+    /// knows. What the last such checkpoint covers stays provable: nothing beyond it is pruned.
     ///
     /// # Errors
     /// A [`CheckpointError`]; also if the checkpoint is not of this log as it is.
@@ -543,10 +543,10 @@ impl Registry {
         (*self.shared.cosigned.load()).as_ref().map(|(_, note)| Arc::clone(note))
     }
 
-    /// [`prove`](Self::prove) against the last checkpoint that witnesses have signed: for those who ask for witnesses.
+    /// [`prove`](Self::prove) against the last checkpoint that witnesses have signed, for readers who trust only those.
     ///
     /// # Errors
-    /// [`RegistryError::NotFound`] with what they have seen, [`RegistryError::Lagging`].
+    /// [`RegistryError::NotFound`] with the size of that checkpoint, [`RegistryError::Lagging`].
     pub fn prove_cosigned(&self, version: u64) -> Result<ProofFile, RegistryError> {
         let cosigned = self.shared.cosigned.load();
         let (size, note) = (*cosigned).as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
@@ -561,18 +561,18 @@ impl Registry {
         self.shared.prove_consistency(old_size, new_size)
     }
 
-    /// What a name stands for, with the proof of it, or of its absence. Nothing can be proven before the beginning.
+    /// What a name stands for, or that it stands for nothing, with the proof.
     ///
     /// # Errors
-    /// [`RegistryError::NotFound`] before the beginning.
+    /// [`RegistryError::NotFound`] before the log has begun.
     pub fn name(&self, name: &Name) -> Result<NameAnswer, RegistryError> {
         self.answer(|names| (names.get(name).copied(), names.prove(name)))
     }
 
-    /// Which policy is in force, with the proof of it.
+    /// Which policy is in force, with the proof.
     ///
     /// # Errors
-    /// [`RegistryError::NotFound`] before the beginning.
+    /// [`RegistryError::NotFound`] before the log has begun.
     pub fn policy_proof(&self) -> Result<NameAnswer, RegistryError> {
         self.answer(|names| (names.lookup(POLICY_KEY).copied(), names.prove_policy()))
     }
@@ -619,7 +619,7 @@ impl Registry {
         Ok(write_bundle(&entries).into())
     }
 
-    /// The snapshot that stands for what was pruned, to start from; nothing if nothing was.
+    /// The snapshot that stands for what was pruned, which a new follower starts from; `None` if nothing was pruned.
     ///
     /// # Errors
     /// Those of the store.
@@ -628,11 +628,11 @@ impl Registry {
         Ok(first.map(|part| SnapshotOffer { version: part.version, parts: part.parts }))
     }
 
-    /// A part of the snapshot of this version, the first is 0: deterministic CBOR, which
+    /// A part of the snapshot of this version, counted from 0: deterministic CBOR, which
     /// [`Snapshot`](crate::logic::snapshot::Snapshot) reads and checks.
     ///
     /// # Errors
-    /// [`RegistryError::NoSnapshot`] if there is no such part, or the snapshot is another by now, and those of the store.
+    /// [`RegistryError::NoSnapshot`] if there is no such part, or another snapshot by now, and those of the store.
     pub async fn snapshot_part(
         &self,
         version: u64,
@@ -644,10 +644,11 @@ impl Registry {
         found.map(|found| found.bytes).ok_or(RegistryError::NoSnapshot { version, part })
     }
 
-    /// The entries that bound a name to `content`, of those that are left: the newest 256, the oldest of them first.
+    /// The versions of the entries that bound a name to `content`, as far as they were not pruned: the newest 256, in ascending
+    /// order.
     ///
     /// # Errors
-    /// [`RegistryError::NotReady`] if the index has not read so far by `deadline`, and those of the store.
+    /// [`RegistryError::NotReady`] if the index has not read the whole log by `deadline`, and those of the store.
     pub async fn versions_of(
         &self,
         content: ContentId,
@@ -656,22 +657,23 @@ impl Registry {
         crate::index::versions_of(&self.shared, content, deadline).await
     }
 
-    /// Every update from version `from` on, in order and without holes: whoever is slow is served from the log.
+    /// Every update from version `from` on, in order and without holes: a slow reader is served from the log.
     #[must_use]
     pub fn updates(&self, from: u64) -> Updates {
         Updates::new(&self.shared, from)
     }
 
-    /// The knobs as they are.
+    /// The settings in force.
     #[must_use]
     pub fn settings(&self) -> Settings {
         (*self.shared.settings.load()).clone()
     }
 
-    /// Changes knobs while running.
+    /// Applies other settings from now on.
     ///
     /// # Errors
-    /// [`RegistryError::Config`] naming the one that cannot be, or cannot change; everything stays as it was then.
+    /// [`RegistryError::Config`] naming the first setting that makes no sense or cannot change while running; then everything
+    /// stays as it was.
     pub fn reload(&self, settings: Settings) -> Result<(), RegistryError> {
         self.reload_by(ReloadSource::Host, settings)
     }
@@ -694,13 +696,13 @@ impl Registry {
         }
     }
 
-    /// Lets go of entries up to `version`, rounded down to whole tiles, whatever retention says; says how many bytes that
-    /// freed, less those of the snapshot that is kept first, so that everything after it can still be proven. Retention and
+    /// Drops entries up to `version`, rounded down to whole tiles, whatever retention says. A snapshot is kept first, so that
+    /// everything after it can still be proven. Returns how many bytes that freed, less those of the snapshot. Retention and
     /// this wait for each other.
     ///
     /// # Errors
     /// `Busy`, `Timeout` (it may go on), `Canceled`, [`RegistryError::Untrusted`] if what is stored is not what was
-    /// committed, and those of the store; nothing is gone then that no snapshot covers.
+    /// committed, and those of the store. Nothing is dropped that no snapshot covers.
     pub async fn prune(&self, version: u64, deadline: Deadline) -> Result<u64, RegistryError> {
         let below = self.shared.prunable_below();
         let upto = version.min(below.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
@@ -710,7 +712,7 @@ impl Registry {
         self.pruning.call("prune", deadline, |reply| Prune { upto, reply: Some(reply) }).await?
     }
 
-    /// Takes no new proposals, commits what is decided for as long as the settings allow, and stops. Safe to call twice.
+    /// Takes no new proposals, commits what is decided within [`drain`](Settings::drain), and stops. Safe to call twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
     }
@@ -728,7 +730,7 @@ fn check_submission(proposal: &Proposal, approvals: usize) -> Result<(), FormErr
     Ok(())
 }
 
-/// Who asked for other settings.
+/// Who asked for other settings: a label of the counters of reloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReloadSource {

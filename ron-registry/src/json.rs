@@ -72,7 +72,7 @@ pub struct ProposalBody {
     /// The name it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The hash of what the name shall stand for.
+    /// The hash of what the name would stand for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub b3: Option<String>,
     /// The content itself, if the entry holds it: base64.
@@ -80,7 +80,7 @@ pub struct ProposalBody {
     pub payload: Option<String>,
     /// Which entry must have spoken last about the name.
     pub prior: u64,
-    /// Who shall decide from then on.
+    /// The policy that would be in force from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyBody>,
     /// The epoch it is for.
@@ -132,9 +132,9 @@ impl From<&Proposal> for ProposalBody {
 pub struct PolicyBody {
     /// Who may approve.
     pub signers: Vec<SignerBody>,
-    /// Some of which must agree.
+    /// Groups of signers, of which some must agree.
     pub groups: Vec<GroupBody>,
-    /// Which group decides.
+    /// Which group decides about what.
     pub rules: Vec<RuleBody>,
 }
 
@@ -208,7 +208,7 @@ impl From<&Policy> for PolicyBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PolicyInForce {
-    /// Since which change of policy: 1 is the first.
+    /// The epoch that began with it: 1 for the first policy.
     pub epoch: u64,
     /// The policy.
     pub policy: PolicyBody,
@@ -224,7 +224,7 @@ pub struct ApprovalBody {
     pub key: String,
     /// Until when it counts.
     pub expires: u64,
-    /// The proof, in hex.
+    /// The signature, in hex.
     pub signature: String,
 }
 
@@ -242,19 +242,19 @@ impl From<&RecordedApproval> for ApprovalBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EntryBody {
-    /// Which.
+    /// Its version.
     pub version: u64,
     /// The chain hash with it.
     pub hash: String,
     /// The chain hash before it.
     pub previous: String,
-    /// When, in milliseconds of the Unix epoch.
+    /// When it was committed, in milliseconds of the Unix epoch.
     pub time: u64,
     /// The root of the names with it.
     pub names: String,
     /// What was decided.
     pub proposal: ProposalBody,
-    /// By whom.
+    /// Who approved it.
     pub approvals: Vec<ApprovalBody>,
 }
 
@@ -277,7 +277,7 @@ impl From<&Entry> for EntryBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EntriesBody {
-    /// They.
+    /// The entries.
     pub entries: Vec<EntryBody>,
     /// Where to go on, if there is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -337,7 +337,7 @@ pub struct PendingBody {
     pub proposal: ProposalBody,
     /// Who has approved it.
     pub approvals: Vec<ApprovalBody>,
-    /// Who could still.
+    /// Signers who could still approve it.
     pub missing: Vec<String>,
 }
 
@@ -351,11 +351,11 @@ impl From<&PendingProposal> for PendingBody {
     }
 }
 
-/// Some of the proposals that wait, what expires first first.
+/// Some of the proposals that wait, in the order in which they expire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WaitingBody {
-    /// They.
+    /// The proposals.
     pub proposals: Vec<PendingBody>,
     /// What to go on after, if there are more.
     #[serde(default, skip_serializing_if = "Option::is_none")]

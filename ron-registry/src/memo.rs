@@ -9,10 +9,9 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use minicbor::Encoder;
 use ron_core::{
     Deadline,
-    net::cbor::{CborFault, read_bytes, read_only_map, required},
+    net::cbor::{self, CborFault, read_bytes, read_only_map, required},
 };
 
 use crate::{
@@ -72,16 +71,13 @@ impl Memo {
         let committed =
             |(id, version): &(ProposalId, u64)| [&id.as_bytes()[..], &version.to_be_bytes()].concat();
         let recent: Vec<u8> = recent.iter().flat_map(committed).collect();
-        let mut cbor = Encoder::new(Vec::with_capacity(at.len() + recent.len() + 64));
-        let mut write = || {
+        let small = cbor::encode(at.len() + recent.len() + 64, |cbor| {
             cbor.map(7)?.u64(FORMAT)?.u64(FORMAT_1)?;
             cbor.u64(MINIMUM)?.u64(tree.minimum())?;
             cbor.u64(LEVELS)?.u64(levels.len() as u64)?.u64(BYTES)?.u64(*bytes)?.u64(GONE)?.u64(*gone)?;
             cbor.u64(MARKS)?.bytes(&at)?.u64(RECENT)?.bytes(&recent)?.ok()
-        };
-        let written: Result<(), minicbor::encode::Error<_>> = write();
-        written.expect("writing to memory does not fail");
-        let mut parts = vec![Bytes::from(cbor.into_writer())];
+        });
+        let mut parts = vec![Bytes::from(small)];
         parts.extend(levels.iter().map(|tiles| Bytes::from(tiles.concat())));
         parts.extend(snapshot.encode());
         Some(parts)

@@ -6,13 +6,13 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     Deadline, LaneSpec, NodeId, Snapshot, Supervisor,
     auth::{Action, Authorizer, Credentials},
     net::{
         Endpoint, NetError,
-        cbor::{CborFault, read_bytes, read_list, read_only_map, required},
+        cbor::{self, CborFault, read_bytes, read_list, read_only_map, required},
         oap::Code,
         rpc::{Call, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError, Service},
     },
@@ -38,13 +38,24 @@ pub(crate) const LINKS: LaneSpec = LaneSpec::new("ron-registry", "links", 64)
 
 const PROTOCOL: Protocol = Protocol { alpn: "ron/reg/1", proto: 4, links: LINKS };
 
-const CHECKPOINT: Method = Method { number: 1, name: "checkpoint" };
-const ENTRIES: Method = Method { number: 2, name: "entries" };
-const CONSISTENCY: Method = Method { number: 3, name: "consistency" };
-const NEWS: Method = Method { number: 4, name: "news" };
-const PROPOSE: Method = Method { number: 5, name: "propose" };
-const APPROVE: Method = Method { number: 6, name: "approve" };
-const SNAPSHOT: Method = Method { number: 7, name: "snapshot" };
+/// The numbers of the methods.
+mod method {
+    pub(super) const CHECKPOINT: u16 = 1;
+    pub(super) const ENTRIES: u16 = 2;
+    pub(super) const CONSISTENCY: u16 = 3;
+    pub(super) const NEWS: u16 = 4;
+    pub(super) const PROPOSE: u16 = 5;
+    pub(super) const APPROVE: u16 = 6;
+    pub(super) const SNAPSHOT: u16 = 7;
+}
+
+const CHECKPOINT: Method = Method { number: method::CHECKPOINT, name: "checkpoint" };
+const ENTRIES: Method = Method { number: method::ENTRIES, name: "entries" };
+const CONSISTENCY: Method = Method { number: method::CONSISTENCY, name: "consistency" };
+const NEWS: Method = Method { number: method::NEWS, name: "news" };
+const PROPOSE: Method = Method { number: method::PROPOSE, name: "propose" };
+const APPROVE: Method = Method { number: method::APPROVE, name: "approve" };
+const SNAPSHOT: Method = Method { number: method::SNAPSHOT, name: "snapshot" };
 
 /// Bytes of entries in one answer; with the longest entry behind them it still fits what a caller gathers.
 const ANSWER_BYTES: usize = 768 << 10;
@@ -161,10 +172,9 @@ impl Service for Serving {
         let Some(Served { registry, authorizer }) = (*self.served.load()).clone() else {
             return Handling::Done(Err(Fault::new(Code::Unavailable, "no log is served here")));
         };
-        let method = request.method();
-        let action = match method {
-            5 => Some("registry.propose"),
-            6 => Some("registry.approve"),
+        let action = match request.method() {
+            method::PROPOSE => Some("registry.propose"),
+            method::APPROVE => Some("registry.approve"),
             _ => None,
         };
         // Before anything is decoded or queued.
@@ -173,22 +183,24 @@ impl Service for Serving {
                 return Handling::Done(Err(fault));
             }
         }
-        match method {
-            1 => Handling::Done(checkpoint(&registry, &request)),
-            2 => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
-            3 => Handling::Done(consistency(&registry, &request)),
-            4 => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
-            5 => Handling::Pending(Box::pin(async move {
+        match request.method() {
+            method::CHECKPOINT => Handling::Done(checkpoint(&registry, &request)),
+            method::ENTRIES => Handling::Pending(Box::pin(async move { entries(&registry, &request).await })),
+            method::CONSISTENCY => Handling::Done(consistency(&registry, &request)),
+            method::NEWS => Handling::Pending(Box::pin(async move { news(&registry, &request).await })),
+            method::PROPOSE => Handling::Pending(Box::pin(async move {
                 let proposal = Proposal::decode(request.body()).map_err(|error| form(&error))?;
                 let outcome = registry.propose(proposal, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
-            6 => Handling::Pending(Box::pin(async move {
+            method::APPROVE => Handling::Pending(Box::pin(async move {
                 let approval = Approval::decode(request.body()).map_err(|error| form(&error))?;
                 let outcome = registry.approve(approval, request.deadline()).await;
                 outcome.map(|outcome| write_outcome(&outcome)).map_err(fault)
             })),
-            7 => Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await })),
+            method::SNAPSHOT => {
+                Handling::Pending(Box::pin(async move { snapshot(&registry, &request).await }))
+            }
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }
@@ -248,11 +260,7 @@ fn read_pair(body: &Bytes) -> Result<(u64, u64), Fault> {
 }
 
 fn write_pair(first: u64, second: u64) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(24));
-    let mut write = || cbor.map(2)?.u64(0)?.u64(first)?.u64(1)?.u64(second)?.ok();
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    cbor::encode(24, |cbor| cbor.map(2)?.u64(0)?.u64(first)?.u64(1)?.u64(second)?.ok()).into()
 }
 
 /// The first entry that is left, and entries from where it was asked.
@@ -278,14 +286,11 @@ async fn entries(registry: &Registry, request: &Request) -> Result<Bytes, Fault>
             found.push(entry);
         }
     }
-    let mut cbor = Encoder::new(Vec::with_capacity(bytes + 8 * found.len() + 32));
-    let mut write = || {
+    let answer = cbor::encode(bytes + 8 * found.len() + 32, |cbor| {
         cbor.map(2)?.u64(0)?.u64(registry.status().first)?.u64(1)?.array(found.len() as u64)?;
         found.iter().try_for_each(|entry| cbor.bytes(entry).map(drop))
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    Ok(cbor.into_writer().into())
+    });
+    Ok(answer.into())
 }
 
 /// Which snapshot there is, if it is not said which is wanted; or bytes of a part of it from an offset on.
@@ -301,34 +306,31 @@ async fn snapshot(registry: &Registry, request: &Request) -> Result<Bytes, Fault
         Ok::<bool, CborFault>(true)
     });
     read.map_err(|_| Fault::bad_request("a version, a part and an offset are wanted, or nothing"))?;
-    let mut cbor = Encoder::new(Vec::new());
-    let written: Result<(), minicbor::encode::Error<_>> = match version {
+    let answer = match version {
         None => {
             let offer = registry.snapshot(request.deadline()).await.map_err(fault)?;
             let SnapshotOffer { version, parts } = offer.unwrap_or(SnapshotOffer { version: 0, parts: 0 });
-            let mut write = || cbor.map(2)?.u64(0)?.u64(version)?.u64(1)?.u32(parts)?.ok();
-            write()
+            cbor::encode(32, |cbor| cbor.map(2)?.u64(0)?.u64(version)?.u64(1)?.u32(parts)?.ok())
         }
         Some(version) => {
             let found = registry.snapshot_part(version, part.unwrap_or(0), request.deadline()).await;
             let bytes = found.map_err(fault)?;
             let from = usize::try_from(offset.unwrap_or(0)).unwrap_or(usize::MAX).min(bytes.len());
             let some = &bytes[from..bytes.len().min(from + ANSWER_BYTES)];
-            let mut write = || cbor.map(2)?.u64(2)?.u64(bytes.len() as u64)?.u64(3)?.bytes(some)?.ok();
-            write()
+            cbor::encode(some.len() + 32, |cbor| {
+                cbor.map(2)?.u64(2)?.u64(bytes.len() as u64)?.u64(3)?.bytes(some)?.ok()
+            })
         }
     };
-    written.expect("writing to memory does not fail");
-    Ok(cbor.into_writer().into())
+    Ok(answer.into())
 }
 
 /// What is asked about a snapshot: which, which part, from where on.
 fn write_snapshot_question(version: u64, part: u32, offset: u64) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(32));
-    let mut write = || cbor.map(3)?.u64(0)?.u64(version)?.u64(1)?.u32(part)?.u64(2)?.u64(offset)?.ok();
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    let question = cbor::encode(32, |cbor| {
+        cbor.map(3)?.u64(0)?.u64(version)?.u64(1)?.u32(part)?.u64(2)?.u64(offset)?.ok()
+    });
+    question.into()
 }
 
 fn read_offer(body: &Bytes) -> Result<Option<SnapshotOffer>, SourceError> {
@@ -401,8 +403,7 @@ async fn news(registry: &Registry, request: &Request) -> Result<Bytes, Fault> {
 }
 
 fn write_outcome(outcome: &Outcome) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(512));
-    let mut write = || match outcome {
+    let told = cbor::encode(512, |cbor| match outcome {
         Outcome::Pending { missing, .. } => {
             cbor.map(1)?.u64(0)?.array(missing.len() as u64)?;
             missing.iter().try_for_each(|name| cbor.str(name).map(drop))
@@ -410,10 +411,8 @@ fn write_outcome(outcome: &Outcome) -> Bytes {
         Outcome::Committed(receipt) => {
             cbor.map(2)?.u64(1)?.u64(receipt.version)?.u64(2)?.str(&receipt.checkpoint.to_string())?.ok()
         }
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    });
+    told.into()
 }
 
 fn read_outcome(body: &Bytes, proposal: ProposalId) -> Result<Outcome, CborFault> {

@@ -6,15 +6,15 @@ use ron_core::{Capacity, ConfigError};
 
 use crate::logic::quorum::Limits;
 
-/// How much of the log is kept. Whatever is named must hold for an entry to stay; entries go 256 at a time, and only when a
-/// signed checkpoint covers them.
+/// How much of the log is kept. An entry stays only while it is within all limits that are set; entries go 256 at a time, and
+/// only when a signed checkpoint covers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
-    /// Entries to keep at least; nothing is pruned by number without it.
+    /// The newest entries to keep; without it, nothing is pruned by number.
     pub entries: Option<u64>,
-    /// How old an entry may become; nothing is pruned by age without it.
+    /// How old an entry may become; without it, nothing is pruned by age.
     pub age: Option<Duration>,
-    /// Bytes of entries to keep at most; nothing is pruned by size without it.
+    /// Bytes of entries to keep at most; without it, nothing is pruned by size.
     pub bytes: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ pub struct Settings {
     pub commit_timeout: Duration,
     /// How long a block may take before the registry says that it is not ready for writes. Default 1 s.
     pub slow_after: Duration,
-    /// How often it is looked whether something can be pruned. Default one minute.
+    /// How often to look whether something can be pruned. Default one minute.
     pub checkpoint_interval: Duration,
     /// What is kept. Default: everything.
     pub retention: Retention,
@@ -100,10 +100,10 @@ impl Settings {
         }
     }
 
-    /// Whether a running registry can take `new` in place of these. Named is the first setting that it cannot change.
+    /// Whether a running registry can take `new` in place of these.
     ///
     /// # Errors
-    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    /// [`ConfigError::NeedsRestart`] naming the first setting that it cannot change, others for one that makes no sense.
     pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         let fixed = [
             ("proposals_lane", self.proposals_lane != new.proposals_lane),

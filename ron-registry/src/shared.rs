@@ -522,13 +522,13 @@ async fn load_from(
         let max = READ_MAX.min(usize::try_from(tail.version + 1 - version).unwrap_or(READ_MAX));
         let entries = store.read(version, max, deadline()).await?;
         if entries.is_empty() {
-            return Err(untrusted(format!("version {version} is not there")));
+            return Err(RegistryError::untrusted_at(version, "it is not there"));
         }
         for bytes in &entries {
             let version = state.head().version + 1;
             let entry = state
                 .apply(bytes, Signatures::Checked)
-                .map_err(|error| untrusted(format!("version {version}: {error}")))?;
+                .map_err(|error| RegistryError::untrusted_at(version, error))?;
             tree.push(TreeHash::of_leaf(bytes));
             marks.note(&entry);
             if recent.len() == RECENT_MAX {

@@ -1,12 +1,12 @@
 //! Where the log is kept: a few verbs that any engine with agreement can offer.
 //!
-//! The one that matters is [`LogStore::append_if`]: it appends behind a certain version or not at all, whole or not at all,
-//! and is durable when it says so. With that, any number of committers can work on one store, and no version is ever given
-//! twice. An engine that cannot say what became of an append says [`StoreError::Unknown`], and [`append`] finds out by
-//! reading back.
+//! The one that matters is [`LogStore::append_if`]: it appends behind a given version or not at all, the whole block or
+//! nothing, and is durable when it says so. With that, any number of committers can work on one store, and no version is
+//! ever given twice. An engine that cannot tell whether an append took place says [`StoreError::Unknown`], and [`append`]
+//! finds out by reading back.
 //!
-//! Here are [`JournalStore`] on the family's journal, and [`MemoryStore`]. `conformance` (a feature) is what another engine has to
-//! pass.
+//! Two engines are here: [`JournalStore`] on `ron_core::journal`, and [`MemoryStore`]. The module `conformance` (feature
+//! `conformance`) is what any other engine has to pass.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -131,7 +131,10 @@ pub enum StoreError {
     #[error("no space left")]
     NoSpace,
     /// The block is larger than any may be, or empty; nothing was appended.
-    #[error("a block of {entries} entries and {bytes} bytes")]
+    #[error(
+        "a block of {entries} entries and {bytes} bytes: 1 to {BLOCK_ENTRIES_MAX} entries and at most {BLOCK_BYTES_MAX} \
+         bytes are taken"
+    )]
     BadBlock {
         /// Its entries.
         entries: usize,
@@ -195,14 +198,16 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
     /// Where the log begins and ends now.
     fn tail(&self, deadline: Deadline) -> BoxFuture<'_, Result<Tail, StoreError>>;
 
-    /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Says how many
-    /// bytes that freed, less what the snapshot takes. One that is not newer than the one there is changes nothing.
+    /// Keeps a snapshot durably, and only then forgets entries that it covers, as many as is convenient. Returns how many
+    /// bytes that freed in all: entries and the snapshot that is replaced, less what the new one takes; 0 if it takes more
+    /// than it frees. A snapshot that is not newer than the one there is changes nothing.
     fn prune(&self, snapshot: StoredSnapshot, deadline: Deadline) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// The newest snapshot that was kept whole.
     fn snapshot(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredSnapshot>, StoreError>>;
 
-    /// One part of it, for who passes it on piece by piece; nothing if there is no snapshot, or no such part.
+    /// One part of the newest snapshot, for a caller that passes it on part by part; `None` if there is no snapshot, or no such
+    /// part.
     fn snapshot_part(
         &self,
         part: u32,
@@ -235,7 +240,7 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
-    /// What was kept last, once: it is large, and nobody needs it after the start.
+    /// What was kept last. It is given once: it is large, and nobody needs it after the start.
     fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
         let _ = deadline;
         Box::pin(ready(Ok(None)))

@@ -20,8 +20,9 @@ const READING: Duration = Duration::from_secs(30);
 pub struct Updates {
     shared: Arc<Shared>,
     next: u64,
-    /// Up to here it is read from the log: what was there before, and what the feed has lost since. What is behind it comes
-    /// from the feed, also while the head is far ahead: reading back what is in memory would cost more than committing it.
+    /// Versions up to this one are read from the log: those from before the subscription, and what the feed has lost since.
+    /// Later ones come from the feed, also while the head is far ahead: reading back what is still in memory would cost more
+    /// than committing it did.
     behind: u64,
     live: Subscriber<RegistryUpdated>,
     ahead: VecDeque<RegistryUpdated>,
@@ -79,17 +80,14 @@ impl Updates {
     async fn read(&mut self) -> Result<(), RegistryError> {
         let entries = self.shared.read(self.next, READ_AHEAD, Deadline::after(READING)).await?;
         let head = self.head();
-        let untrusted = |version, what: &dyn fmt::Display| RegistryError::Untrusted {
-            message: format!("version {version}: {what}"),
-        };
         if entries.is_empty() {
-            return Err(untrusted(self.next, &"it is not there"));
+            return Err(RegistryError::untrusted_at(self.next, "it is not there"));
         }
         let mut ahead = VecDeque::with_capacity(entries.len());
         for (version, bytes) in (self.next..=head).zip(entries) {
-            let entry = Entry::decode(&bytes).map_err(|error| untrusted(version, &error))?;
+            let entry = Entry::decode(&bytes).map_err(|error| RegistryError::untrusted_at(version, error))?;
             if entry.version() != version {
-                return Err(untrusted(version, &"another is in its place"));
+                return Err(RegistryError::untrusted_at(version, "another is in its place"));
             }
             ahead.push_back(RegistryUpdated::of(&entry));
         }

@@ -274,14 +274,13 @@ impl Replay {
         let from = self.state.head().version + 1;
         let entries = shared.read(from, max, Deadline::after(STEP)).await?;
         if entries.is_empty() {
-            return Err(RegistryError::Untrusted { message: format!("version {from} is not there") });
+            return Err(RegistryError::untrusted_at(from, "it is not there"));
         }
         for bytes in &entries {
             let version = self.state.head().version + 1;
             let signatures = if version <= self.checked { Signatures::Checked } else { Signatures::Check };
-            let entry = self.state.apply(bytes, signatures).map_err(|error| RegistryError::Untrusted {
-                message: format!("version {version}: {error}"),
-            })?;
+            let entry = self.state.apply(bytes, signatures);
+            let entry = entry.map_err(|error| RegistryError::untrusted_at(version, error))?;
             self.tree.push(TreeHash::of_leaf(bytes));
             self.last = Some(entry);
             // A hundred microseconds with its signatures; others have their turn in between.

@@ -1,8 +1,9 @@
-//! Having the heads of a log signed by witnesses (C2SP `tlog-witness`), who sign only what goes on from what they have seen.
+//! Having the heads of a log signed by witnesses (C2SP `tlog-witness`), which sign only heads that continue what they have
+//! seen.
 //!
-//! A log alone can show two faces to two readers. A witness that both of them want cannot be shown two: it remembers the
-//! last head that it has signed, and wants the proof that the next one goes on from it. What it remembers is not asked of
-//! anybody here: it says it when it is told something else.
+//! A log alone can show two different histories to two readers. A witness that both readers rely on cannot be shown two: it
+//! remembers the last head that it has signed, and wants proof that the next one continues it. How far it has seen need not
+//! be known here: a witness that is told wrong answers what it has seen.
 
 use std::{
     fmt,
@@ -43,7 +44,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WitnessError {
-    /// The key is that of a log: it does not say when it signed.
+    /// The key is that of a log and not of a witness: its signatures have no time.
     #[error("{name} is not the key of a witness")]
     NotAWitness {
         /// What it is called.
@@ -75,7 +76,7 @@ pub enum WitnessError {
         /// How long that was.
         seen: u64,
     },
-    /// What it needs for a proof was pruned here.
+    /// The proof that it wants cannot be made: what it takes was pruned here.
     #[error("no proof for the witness {name}")]
     Proof {
         /// Which.
@@ -125,7 +126,7 @@ impl Refusal for WitnessError {
     }
 }
 
-/// Somebody who signs the heads of logs that have only grown.
+/// A server that signs the heads of logs that have only grown.
 #[derive(Clone)]
 pub struct Witness {
     at: Client,
@@ -160,7 +161,8 @@ impl Witness {
         &self.trusted
     }
 
-    /// Has the head of `registry` signed, and keeps it there: [`Registry::cosigned`]. Says how many entries it covers.
+    /// Has the head of `registry` signed, and keeps the signature there: see [`Registry::cosigned`]. Returns how many entries
+    /// the head covers.
     ///
     /// # Errors
     /// A [`WitnessError`].

@@ -1,4 +1,4 @@
-//! Who runs what: the two pools, and the tasks that keep the store in order.
+//! Who runs what: the pools that read, write and sync, and the tasks that keep the store in order.
 
 use std::{
     io,
@@ -114,8 +114,8 @@ pub(crate) fn start_syncs(group: &Supervisor, settings: &Settings) -> Result<Put
     Pool::start_blocking(group, spec, |job: Box<dyn FnOnce() + Send>, _| job())
 }
 
-/// [`run`], where the job itself may take `limit`, which counts as late then, and waiting for its turn only the deadline: that
-/// others keep the workers busy says nothing about the disk.
+/// [`run`] with a limit for the job itself, which is counted as `late` beyond it. Waiting for a worker is bounded by the
+/// deadline alone: that others keep the workers busy says nothing about the disk.
 pub(crate) async fn run_within<T: Send + 'static>(
     pool: &PutPool,
     deadline: Deadline,
@@ -206,7 +206,7 @@ pub(crate) async fn keep(keeper: Arc<Keeper>, inbox: Inbox<Errand>, stop: Stop) 
             () = stop.requested() => break,
             () = tokio::time::sleep_until(look) => {
                 let settings = keeper.settings.load();
-                // Compaction takes as long as it takes, and they must not wait for that.
+                // Errands must not wait for compaction, however much there is of it.
                 while let Some(errand) = inbox.try_recv().filter(|_| !stop.is_requested()) {
                     serve(&keeper, &mut upkeep, errand).await;
                 }

@@ -1,8 +1,8 @@
 //! Memory to read into, used again and again.
 //!
-//! Fresh memory of this size comes from the kernel, which clears and maps every page of it; that takes longer than
-//! filling it from the page cache. So what was read and sent comes back here and waits for the next read, up to a limit
-//! in all. What is in it is overwritten, or cut off if less was read.
+//! Fresh memory of this size comes from the kernel, which clears and maps every page of it, and that takes longer than
+//! filling it from the page cache. So a buffer that was sent comes back here and waits for the next read, up to a limit in
+//! all. Its old content is overwritten, or cut off if less is read.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -41,7 +41,7 @@ impl Buffers {
         Arc::new(Buffers { waiting: Lock::new(BUFFERS, Waiting::default(), metrics) })
     }
 
-    /// Memory of this length, with something or other in it.
+    /// Memory of this length. Its content is unspecified.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let Some(size) = size(len) else { return Buffer { bytes: vec![0; len], len, home: None } };
         let waiting = {

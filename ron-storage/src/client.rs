@@ -20,7 +20,7 @@
 //! # }
 //! ```
 //!
-//! Each call has a connection of its own, which only plain TCP is spoken on unless [`Builder::connect`] gives another.
+//! Each call has a connection of its own: plain TCP, unless [`Builder::connect`] makes others.
 
 mod exchange;
 mod fetch;
@@ -334,8 +334,8 @@ impl Builder {
         self
     }
 
-    /// How often a fetch that breaks is taken up again without having got any further. Default 4; none means that it is
-    /// over when the connection is.
+    /// How often in a row a broken fetch is resumed without having got any further. Default 4; with 0 it ends when its
+    /// connection does.
     #[must_use]
     pub fn retries(mut self, retries: u32) -> Self {
         self.retries = retries;
@@ -567,8 +567,8 @@ impl Client {
         Ok(pinned.changed)
     }
 
-    /// Lets the server bring an object from other nodes: from the one named as `NODE_ID@IP:PORT`, or else from whoever it finds.
-    /// Returns how many bytes came; none if it was there.
+    /// Makes the server fetch an object from other nodes: from the one named as `NODE_ID@IP:PORT`, or else from those that it
+    /// finds. Returns how many bytes came; 0 if the object was there.
     ///
     /// # Errors
     /// [`ClientError`].

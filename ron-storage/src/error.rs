@@ -46,8 +46,8 @@ pub enum StorageError {
         /// What came.
         actual: ContentId,
     },
-    /// What the disk returned is not what was stored. The object is quarantined: it is never served, and putting it
-    /// again mends it.
+    /// What the disk returned is not what was stored. The object is quarantined: it is not served until it is put again,
+    /// which mends it.
     #[error("{id} is damaged at byte {at}")]
     Corrupt {
         /// The object.
@@ -94,8 +94,8 @@ pub enum StorageError {
         /// The object.
         id: ContentId,
     },
-    /// Fewer nodes than asked for had it at the deadline, or too few were there to ask; of one in shards, it was as safe as so
-    /// many copies. It is kept here, and copies follow when they can.
+    /// At the deadline fewer nodes had the object than was asked for, or fewer are there at all. For an object in shards,
+    /// `found` is the number of copies that would be as safe. It is kept here, and copies follow when they can.
     #[error("{found} nodes have it, and {wanted} were asked for")]
     Unacknowledged {
         /// How many were asked for.

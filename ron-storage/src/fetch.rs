@@ -221,11 +221,11 @@ impl From<StorageError> for FetchError {
 
 /// Finds who may have an object: a DHT, an index, a list.
 pub trait Finder: Send + Sync + 'static {
-    /// Those that were found by the deadline; none if that failed.
+    /// Providers that were found by the deadline; none if looking for them failed.
     fn find(&self, id: ContentId, deadline: Deadline) -> BoxFuture<'_, Vec<Peer>>;
 
-    /// Puts an object of which nobody has a copy into the store, out of something else than copies: shards. Nothing if it
-    /// cannot.
+    /// Makes an object of which nobody has a copy out of something else, such as shards, and puts it into the store. `None` if
+    /// that is not possible.
     ///
     /// # Errors
     /// What the store met.
@@ -368,9 +368,9 @@ impl Fetcher {
         Ok(Engine::new(id, Box::new(source), patience, len_max, &self.telling, deadline))
     }
 
-    /// Brings an object into the store, durably, from whichever of the first 32 `providers` have it. If it is here, nobody is
-    /// asked. Who fetches what another fetches already waits for that. Dropping the future ends it; what came is kept for the
-    /// next.
+    /// Brings an object into the store, durably, from whichever of the first 32 `providers` have it. If it is here, no peer is
+    /// asked; if another fetch of it is under way, this one waits for that. Dropping the future ends the fetch; what came is
+    /// kept for the next.
     ///
     /// # Errors
     /// [`FetchError::NoProviders`], [`FetchError::AllFailed`] with the outcome of each, [`FetchError::Timeout`],
@@ -385,8 +385,8 @@ impl Fetcher {
         self.fetch_with(id, providers, Put::default(), deadline).await
     }
 
-    /// [`fetch`](Self::fetch) with choices: whether it is pinned, and how durable it has to be. Name and length of `put` are
-    /// not looked at.
+    /// [`fetch`](Self::fetch) with choices: whether the object is pinned, and how durable it has to be. `expect` and `len` of
+    /// `put` are ignored.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
@@ -404,11 +404,11 @@ impl Fetcher {
                 deadline.limit("fetch", into).await.unwrap_or_else(|late| Err(late.into()))
             }
             // It may be here all the same.
-            Err(error) => self
-                .store
-                .put_known(id, put, deadline)
-                .await?
-                .map_or(Err(error), |stored| Ok(Fetched { stored, received: 0, peers: Vec::new() })),
+            Err(error) => match self.store.put_known(id, put, deadline).await {
+                Ok(Some(stored)) => Ok(Fetched { stored, received: 0, peers: Vec::new() }),
+                Ok(None) => Err(error),
+                Err(error) => Err(error.into()),
+            },
         };
         match &fetched {
             Ok(fetched) if fetched.stored.existed => self.telling.existed.add(1),
@@ -422,8 +422,8 @@ impl Fetcher {
         fetched
     }
 
-    /// Writes an object into `file`, wherever its parts belong as they come, and syncs it. The store keeps nothing of it.
-    /// Returns its length. Dropping the future leaves a part of it in the file.
+    /// Writes an object into `file`, each part where it belongs as it comes, and syncs the file. The store keeps nothing of
+    /// it. Returns its length. Dropping the future leaves a part of the object in the file.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch); [`FetchError::Store`] if the file cannot be written.

@@ -4,33 +4,27 @@ use std::{
     error::Error,
     fmt, io,
     ops::{Range, RangeBounds},
-    path::PathBuf,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use ron_core::{
-    Affects, Capacity, ClientKey, ContentId, Counter, Deadline, Feed, Gate, Histogram, Lane, LaneSpec,
-    Metrics, Pacer, Pass, Ratio, ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor,
-    Tally,
-    disk::{Disk, MemoryDisk},
+    ClientKey, ContentId, Counter, Deadline, Feed, Gate, Histogram, Lane, LaneSpec, Metrics, Pacer, Pass,
+    ReadyGate, ReadyStatus, Reply, Snapshot, Stopped, Subscriber, Supervisor, Tally,
 };
 
 #[cfg(feature = "net")]
 use crate::logic::inventory::{Names, Prefix, Sum};
 use crate::{
-    Proof, Put, Reader, Settings, StorageError, Stored,
-    actor::{
-        Errand, GetPool, KEEPER, Keeper, PutPool, SCRUBBER, SCRUBS, UPKEEP, keep, pace, scrub_all,
-        start_gets, start_puts, start_syncs,
-    },
+    Builder, Proof, Put, Reader, Settings, StorageError, Stored,
+    actor::{Errand, GetPool, PutPool, pace},
     logic::{proof::GroupSet, tree::Shape},
-    metrics::{COMMIT_SECONDS, DELETES, GET_STREAMS, GETS, PUT_STREAMS, PUTS, READ_BYTES, WRITTEN_BYTES},
+    metrics::{COMMIT_SECONDS, DELETES, GETS, PUTS, READ_BYTES, WRITTEN_BYTES},
     objects::Objects,
-    opening::{Opened, Site, open},
+    opening::Opened,
     reading::resolve,
     streams::{Place, Streams},
 };
@@ -39,19 +33,10 @@ pub(crate) const EVENTS: LaneSpec = LaneSpec::feed("ron-storage", "storage_event
     .flow("store → subscribers")
     .why("a subscriber that pauses for a second of puts misses nothing");
 
-/// Waiting jobs at which the store says that it takes no more writes, and then no more at all.
-const WRITES_AT: Ratio = Ratio::percent(80);
-const READS_AT: Ratio = Ratio::percent(95);
-
-/// What a store in memory may take where nobody knows how much there is, and what it may take in any case: the space that
-/// is to stay free, and as much again.
-const MEMORY_MAX: u64 = 1 << 30;
-const MEMORY_MIN: u64 = 128 << 20;
-
 /// Most objects in one page of a list.
 const PAGE_MAX: usize = 1000;
 
-/// Something that happened, for whoever is interested.
+/// Something that happened in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -100,25 +85,25 @@ pub struct Stat {
     pub is_quarantined: bool,
 }
 
-/// Where a list goes on.
+/// Where the next page of a list begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(pub(crate) ContentId);
 
 impl Cursor {
-    /// Goes on behind this name, whether or not there is such an object.
+    /// The page that begins behind this name, whether or not there is such an object.
     #[must_use]
     pub fn after(id: ContentId) -> Self {
         Cursor(id)
     }
 
-    /// The name it goes on behind.
+    /// The name that the page begins behind.
     #[must_use]
     pub fn id(&self) -> ContentId {
         self.0
     }
 }
 
-/// A part of a list, in the order of names.
+/// A page of a list, in the order of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
@@ -131,7 +116,7 @@ pub struct Page {
 /// Says whether an object is still wanted.
 type Keep = Arc<dyn Fn(&ContentId) -> bool + Send + Sync>;
 
-/// What garbage collection may not touch besides what is pinned.
+/// What a garbage collection keeps, besides what is pinned, claimed or young.
 #[derive(Clone, Default)]
 pub struct Gc {
     keep: Option<Keep>,
@@ -139,13 +124,14 @@ pub struct Gc {
 }
 
 impl Gc {
-    /// Keeps what is pinned and what is young.
+    /// A collection that keeps only what is pinned, claimed or young.
     #[must_use]
     pub fn new() -> Self {
         Gc::default()
     }
 
-    /// Keeps also those of which `keep` says so. It is asked for each object, on a task, so it must be quick.
+    /// Also keeps the objects for which `keep` returns `true`. It is asked about each object, on a task of the store, so it
+    /// must be quick.
     #[must_use]
     pub fn keep(mut self, keep: impl Fn(&ContentId) -> bool + Send + Sync + 'static) -> Self {
         self.keep = Some(Arc::new(keep));
@@ -196,14 +182,14 @@ pub struct Scrubbed {
     pub bytes: u64,
     /// Objects that are not what was stored, the first thousand of them.
     pub damaged: Vec<ContentId>,
-    /// Objects that the disk could not read, twice, the first thousand of them. They are not quarantined: the next read may
-    /// do better, and putting one again writes it anew.
+    /// Objects that the disk could not read in two attempts, the first thousand of them. They are not quarantined: the next
+    /// read may succeed, and putting one again writes it anew.
     pub unreadable: Vec<ContentId>,
-    /// Stretches of the journal that cannot be read. What they said besides the objects themselves is written again.
+    /// Stretches of the journal that cannot be read. What they said about objects, such as pins, is written again.
     pub journal_damage: u64,
 }
 
-/// What is kept, and what that takes.
+/// How much is kept, and what that takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Usage {
@@ -223,207 +209,6 @@ pub struct Usage {
     pub free_bytes: Option<u64>,
 }
 
-/// How a store is made. See [`Store::builder`].
-#[derive(Default)]
-pub struct Builder {
-    data: Option<(Arc<dyn Disk>, PathBuf)>,
-    seed: Option<u64>,
-    settings: Settings,
-    metrics: Option<Metrics>,
-    #[cfg(feature = "net")]
-    clock: crate::claims::UnixClock,
-}
-
-impl Builder {
-    /// Keeps objects in directory `path` of `disk`, usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`].
-    #[must_use]
-    pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
-        self.data = Some((disk, path.into()));
-        self
-    }
-
-    /// Keeps objects in memory only, as without [`data`](Self::data): nothing reaches a disk, and all is gone with the
-    /// store. All of it together takes at most half of the memory that is free at the start; more is
-    /// [`StorageError::Full`]. For another limit, give a [`MemoryDisk::with_capacity`] to [`data`](Self::data), or set
-    /// [`quota_bytes`](Settings::quota_bytes).
-    #[must_use]
-    pub fn memory(mut self) -> Self {
-        self.data = None;
-        self
-    }
-
-    /// Where randomness begins, for runs that can be repeated. Whoever knows it can forge records, so for tests only.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// What says how long it is since 1970; the machine's clock without it. Claims are dated by it.
-    #[cfg(feature = "net")]
-    #[must_use]
-    pub fn unix_clock(mut self, clock: impl Fn() -> std::time::Duration + Send + Sync + 'static) -> Self {
-        self.clock = crate::claims::UnixClock(Arc::new(clock));
-        self
-    }
-
-    /// Other knobs than the default ones. Replaces what was set before.
-    #[must_use]
-    pub fn settings(mut self, settings: Settings) -> Self {
-        self.settings = settings;
-        self
-    }
-
-    /// Where its counters go, usually `Metrics::register("ron_storage", &mut registry)`. To the supervisor's without it.
-    #[must_use]
-    pub fn metrics(mut self, metrics: Metrics) -> Self {
-        self.metrics = Some(metrics);
-        self
-    }
-
-    /// Opens the store, in a group of its own under `supervisor`, and recovers from whatever happened to it. Dropping the
-    /// future starts nothing.
-    ///
-    /// # Errors
-    /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
-    /// directory, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
-    pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
-        let Builder {
-            data,
-            seed,
-            settings,
-            metrics,
-            #[cfg(feature = "net")]
-            clock,
-        } = self;
-        settings.check()?;
-        let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
-        let group = supervisor.child("storage", settings.drain, metrics);
-        let metrics = group.metrics().clone();
-        // What stops after the keeper, the younger first: it writes the index when nobody writes any more.
-        let journal_group = group.child("storage journal", settings.drain, metrics.clone());
-        let pools = group.child("storage pools", settings.drain, metrics.clone());
-        let site = match data {
-            Some((disk, dir)) => Site {
-                disk,
-                dir,
-                is_durable: true,
-                seed,
-                #[cfg(feature = "net")]
-                clock,
-            },
-            None => {
-                let disk = Arc::new(MemoryDisk::with_capacity(memory_max()));
-                Site {
-                    disk,
-                    dir: "store".into(),
-                    is_durable: false,
-                    seed,
-                    #[cfg(feature = "net")]
-                    clock,
-                }
-            }
-        };
-        let (parts, custody, opened) = open(&group, &journal_group, site, &settings).await?;
-        if let Some(reason) = &opened.rebuilt {
-            tracing::info!(reason, objects = opened.objects, "the index was made anew from the journal");
-        }
-        let lane = Capacity::new("events_lane", settings.events_lane)?;
-        let events = Feed::open(EVENTS.with_capacity(lane), &metrics);
-        events.close_on(&group.stop());
-        let (upkeep, errands) = Lane::open(UPKEEP, &metrics);
-        upkeep.close_on(&group.stop());
-        let (scrubs, asked) = Lane::open(SCRUBS, &metrics);
-        scrubs.close_on(&group.stop());
-        let objects = Arc::new(Objects::new(parts, events.clone(), upkeep.clone(), &metrics));
-        let gets = start_gets(&pools, &settings, &objects).map_err(no_threads)?;
-        let puts = start_puts(&pools, &settings).map_err(no_threads)?;
-        let syncs = start_syncs(&pools, &settings).map_err(no_threads)?;
-        let ready = supervisor.ready();
-        let mut gates = Vec::from(gets.watch(ready, WRITES_AT, READS_AT));
-        gates.extend(puts.watch(ready, WRITES_AT, Ratio::percent(100)));
-        let settings = Snapshot::new(settings);
-        gates.push(space_gate(ready, &objects, &settings));
-        let (rate, burst) = pace(&settings.load());
-        let pacer = Arc::new(Pacer::new(rate, burst));
-        let get_streams = Streams::new("get_streams", settings.load().get_streams, GET_STREAMS, &metrics);
-        let put_streams = Streams::new("put_streams", settings.load().put_streams, PUT_STREAMS, &metrics);
-        let keeper = Arc::new(Keeper {
-            objects: Arc::clone(&objects),
-            settings: settings.clone(),
-            get_streams: Arc::clone(&get_streams),
-            put_streams: Arc::clone(&put_streams),
-            pacer: Arc::clone(&pacer),
-            custody: Mutex::new(Some(custody)),
-            below: vec![journal_group, pools],
-        });
-        let scrubbing = Arc::clone(&keeper);
-        let _ = group
-            .spawn_restarting(KEEPER, move |stop| Box::pin(keep(Arc::clone(&keeper), errands.clone(), stop)));
-        let _ = group.spawn_restarting(SCRUBBER, move |stop| {
-            Box::pin(scrub_all(Arc::clone(&scrubbing), asked.clone(), stop))
-        });
-        let inner = Inner {
-            objects,
-            gets,
-            puts,
-            syncs,
-            upkeep,
-            scrubs,
-            events,
-            pacer,
-            gate: Gate::new("storage_clients", settings.load().gate(), &metrics)?,
-            get_streams,
-            put_streams,
-            counts: Counts::new(&metrics),
-            settings,
-            opened,
-            _gates: gates,
-        };
-        Ok(Store { inner: Arc::new(inner), group, client: None })
-    }
-}
-
-/// What a store in memory may take if nobody says: half of what the machine, or the group of processes that this one is in,
-/// has left. Where nobody knows, a gibibyte.
-fn memory_max() -> u64 {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
-    });
-    let allowed = number("/sys/fs/cgroup/memory.max")
-        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    let left = [available, allowed].into_iter().flatten().min();
-    left.map_or(MEMORY_MAX, |left| left / 2).max(MEMORY_MIN)
-}
-
-/// Writes are not ready while the disk has no room for one more small object beside what it should keep free: on a disk
-/// that is full by puts alone there is always a little more than that left, and nothing of use fits into it.
-fn space_gate(ready: &ron_core::Ready, objects: &Arc<Objects>, settings: &Snapshot<Settings>) -> ReadyGate {
-    let (objects, settings) = (Arc::downgrade(objects), settings.clone());
-    ready.probe("storage.space", Affects::Writes, move || {
-        let free = objects.upgrade()?.disk.free_space().ok()?;
-        let settings = settings.load();
-        let reserve = settings.reserve_bytes;
-        (free < reserve.saturating_add(settings.small_bytes_max.into()))
-            .then(|| format!("{free} bytes free, {reserve} are to stay free: delete something").into())
-    })
-}
-
-fn no_threads(_: io::Error) -> StorageError {
-    StorageError::Busy { what: "threads", retry_after: std::time::Duration::from_secs(1) }
-}
-
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("data", &self.data.as_ref().map(|(_, path)| path))
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
-}
-
 /// What all handles share.
 pub(crate) struct Inner {
     pub(crate) objects: Arc<Objects>,
@@ -439,8 +224,8 @@ pub(crate) struct Inner {
     pub(crate) put_streams: Arc<Streams>,
     pub(crate) counts: Counts,
     pub(crate) settings: Snapshot<Settings>,
-    opened: Opened,
-    _gates: Vec<ReadyGate>,
+    pub(crate) opened: Opened,
+    pub(crate) _gates: Vec<ReadyGate>,
 }
 
 /// The counters of the hot paths, resolved once.
@@ -457,7 +242,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    fn new(metrics: &Metrics) -> Self {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
         Counts {
             put_new: metrics.tally(PUTS, "new"),
             put_existed: metrics.tally(PUTS, "existed"),
@@ -481,26 +266,29 @@ pub struct Store {
 }
 
 impl Store {
+    pub(crate) fn new(inner: Inner, group: Supervisor) -> Self {
+        Store { inner: Arc::new(inner), group, client: None }
+    }
+
     /// A store.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The same store for one of its clients: what is asked through this handle counts against
-    /// [`client_limits`](Settings::client_limits), so that nobody takes all places. Handles without a client are the
-    /// host's own and only bounded by the store.
+    /// A handle for one client: what is asked through it counts against [`client_limits`](Settings::client_limits), so that
+    /// no client takes all places. Handles without a client are the host's own, and bounded only by the store.
     #[must_use]
     pub fn for_client(&self, client: ClientKey) -> Store {
         Store { client: Some(client), ..self.clone() }
     }
 
-    /// Stores what `source` yields, durably, and returns its name. Dropping the future stores nothing, unless the object
-    /// is being committed already.
+    /// Stores the bytes that `source` yields, durably, and returns their name. Dropping the future stores nothing, unless the
+    /// object is being committed already.
     ///
     /// # Errors
     /// [`StorageError::Busy`] before anything is read, [`StorageError::Timeout`] at the deadline or when the source stands
-    /// still, [`StorageError::Source`] with what it says, [`StorageError::Full`], [`StorageError::Quota`],
+    /// still, [`StorageError::Source`] with the error of the source, [`StorageError::Full`], [`StorageError::Quota`],
     /// [`StorageError::TooLarge`], [`StorageError::Disk`]. Nothing is kept then.
     pub async fn put<S, E>(&self, source: S, deadline: Deadline) -> Result<Stored, StorageError>
     where
@@ -510,10 +298,10 @@ impl Store {
         self.put_with(source, Put::default(), deadline).await
     }
 
-    /// Stores what `source` yields if it is called `id`. If that is here already, nothing is read.
+    /// Stores what `source` yields if its name is `id`. If that object is here already, nothing is read.
     ///
     /// # Errors
-    /// [`StorageError::Mismatch`] if it is called otherwise, and those of [`put`](Self::put).
+    /// [`StorageError::Mismatch`] if it has another name, and those of [`put`](Self::put).
     pub async fn put_expect<S, E>(
         &self,
         id: ContentId,
@@ -527,7 +315,7 @@ impl Store {
         self.put_with(source, Put { expect: Some(id), ..Put::default() }, deadline).await
     }
 
-    /// Stores what is in memory already.
+    /// Stores bytes that are in memory already.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -555,7 +343,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// Counts what was stored, and tells whoever listens.
+    /// Counts what was stored, and publishes the event.
     pub(crate) fn note_stored(&self, stored: &Stored) {
         let counts = &self.inner.counts;
         if stored.existed {
@@ -567,7 +355,7 @@ impl Store {
         }
     }
 
-    /// If the object is here, does what a put of it would.
+    /// Does what a put of the object would do, if the object is here.
     #[cfg(feature = "net")]
     pub(crate) async fn put_known(
         &self,
@@ -584,14 +372,14 @@ impl Store {
         }))
     }
 
-    /// Whether an object of so many bytes would fit now. Room is kept for one of which a part is here.
+    /// Whether an object of `len` bytes would fit now. For one of which a part is here, room is reserved already.
     #[cfg(feature = "net")]
     pub(crate) fn check_fits(&self, id: &ContentId, len: u64) -> Result<(), StorageError> {
         if self.inner.objects.partials.len_of(id).is_some() {
             return Ok(());
         }
         let settings = self.settings();
-        drop(self.inner.objects.reserve_for(id, len, &settings)?);
+        drop(self.inner.objects.reserve(Some(id), len, &settings)?);
         self.inner.objects.check_space(len, &settings)
     }
 
@@ -606,8 +394,8 @@ impl Store {
         self.admit(&self.inner.put_streams, 0)
     }
 
-    /// Begins to read an object, or the part of it in `range`, whose end is cut at the object's. The deadline is for the
-    /// beginning; from then on every piece has [`read_timeout`](Settings::read_timeout).
+    /// Begins to read an object, or the part of it in `range`, which may end behind the object's end. The deadline is for
+    /// beginning; from then on each piece has [`read_timeout`](Settings::read_timeout).
     ///
     /// # Errors
     /// [`StorageError::NotFound`], [`StorageError::Corrupt`] if it is quarantined, [`StorageError::Range`],
@@ -626,8 +414,8 @@ impl Store {
         Ok(Reader::new(Arc::clone(&self.inner), place, id, stat.len, range))
     }
 
-    /// Begins to read the groups of 64 KiB that hold `ranges`, each cut at the object's end, with the proof that they belong
-    /// to its name. The deadline is for the beginning, as of [`get`](Self::get).
+    /// Begins to read the groups of 64 KiB that hold `ranges`, with the proof that they belong to the object's name. A range
+    /// may end behind the object's end. The deadline is for beginning, as in [`get`](Self::get).
     ///
     /// # Errors
     /// [`StorageError::Range`] if none of the ranges is inside the object, and those of [`get`](Self::get).
@@ -696,7 +484,7 @@ impl Store {
         self.inner.objects.stat(&id).ok_or(StorageError::NotFound { id })
     }
 
-    /// Up to `limit` objects (1000 at most) in the order of their names, behind `after`.
+    /// A page of up to `limit` objects (1000 at most) in the order of their names: those behind `after`, or the first.
     ///
     /// # Errors
     /// [`StorageError::Busy`], [`StorageError::Canceled`].
@@ -753,16 +541,17 @@ impl Store {
         self.inner.objects.set_pinned(id, false, deadline).await
     }
 
-    /// Deletes what is neither pinned nor young nor kept by `gc`. Others are served meanwhile. Dropping the future does
-    /// not end it.
+    /// Deletes what is neither pinned nor claimed nor young nor kept by `gc`. The store serves others meanwhile. Dropping the
+    /// future does not end the collection.
     ///
     /// # Errors
-    /// [`StorageError::Busy`] when too many wait for their turn, [`StorageError::Timeout`], [`StorageError::Disk`].
+    /// [`StorageError::Busy`] when too many such calls wait, [`StorageError::Timeout`], [`StorageError::Disk`].
     pub async fn gc(&self, gc: Gc, deadline: Deadline) -> Result<Collected, StorageError> {
         self.inner.upkeep.call("gc", deadline, |reply| Errand::Collect(gc, reply)).await?
     }
 
-    /// Compacts now if enough of the journal is garbage, and says how many bytes that gave back. It happens by itself too.
+    /// Compacts the journal now if enough of it is garbage, and returns how many bytes that freed. The store also does this
+    /// by itself.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -770,8 +559,8 @@ impl Store {
         self.inner.upkeep.call("compact", deadline, Errand::Compact).await?
     }
 
-    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines what is not
-    /// what was stored. Dropping the future does not end it.
+    /// Reads everything, within [`upkeep_bytes_per_second`](Settings::upkeep_bytes_per_second), and quarantines every object
+    /// that is not what was stored. Dropping the future does not end the scrub.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -785,19 +574,19 @@ impl Store {
         &self.inner.opened
     }
 
-    /// What is kept, and what that takes.
+    /// How much is kept, and what that takes.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.inner.objects.usage()
     }
 
-    /// What happens from now on.
+    /// Subscribes to what happens from now on.
     #[must_use]
     pub fn events(&self) -> Subscriber<Event> {
         self.inner.events.subscribe()
     }
 
-    /// Whether it can serve, and why not.
+    /// Whether it can serve reads and writes, and if not, why.
     #[must_use]
     pub fn ready(&self) -> ReadyStatus {
         self.group.ready().status()
@@ -817,7 +606,7 @@ impl Store {
     pub fn reload(&self, settings: Settings) -> Result<(), StorageError> {
         let inner = &self.inner;
         let mut applied = Ok(());
-        // One reload after the other: of two at once, the limits of one and the rest of the other must not stay.
+        // One reload at a time, or the limits of one might stay with the rest of another.
         inner.settings.update(|current| {
             applied = current.check_change(&settings).and_then(|()| inner.gate.reload(settings.gate()));
             if applied.is_err() {
@@ -830,15 +619,15 @@ impl Store {
         Ok(applied?)
     }
 
-    /// Takes no more work, finishes what is begun within [`drain`](Settings::drain), and says how that went. Safe to call
+    /// Takes no more work, finishes what has begun within [`drain`](Settings::drain), and reports how that went. Safe to call
     /// twice.
     pub async fn shutdown(&self) -> Stopped {
         self.group.shutdown().await
     }
 
-    /// Takes in what an owner says about an object, durably: a policy, a pin or a tombstone. What is wanted is neither deleted
-    /// nor collected. A claim in shards comes with its manifest, unless that is known already. Dropping the future may or may
-    /// not take it in; saying it again is harmless.
+    /// Takes in what an owner says about an object, durably: a policy, a pin or a tombstone. What is claimed is neither deleted
+    /// nor collected. A claim that wants shards comes with its manifest, unless that is known already. If the future is
+    /// dropped, the claim may or may not have been taken in; taking it in again is harmless.
     ///
     /// # Errors
     /// [`StorageError::Claim`] if it cannot be kept, [`StorageError::Busy`], [`StorageError::Timeout`],
@@ -855,21 +644,21 @@ impl Store {
         book.merge(claim, manifest, book.unix_now(), deadline).await
     }
 
-    /// What all who claim an object say together.
+    /// What all claims on an object come to.
     #[cfg(feature = "net")]
     #[must_use]
     pub fn standing(&self, id: &ContentId) -> crate::claims::Standing {
         self.inner.objects.book.standing(id)
     }
 
-    /// What each owner last said about an object, by owner.
+    /// The last claim of each owner on an object.
     #[cfg(feature = "net")]
     #[must_use]
     pub fn claims(&self, id: &ContentId) -> Vec<crate::claims::Claim> {
         self.inner.objects.book.about(id).into_iter().map(|(claim, _)| claim).collect()
     }
 
-    /// Reads that wait, and how many are taken at once.
+    /// How many reads wait, and how many workers serve them.
     #[cfg(feature = "net")]
     pub(crate) fn readers(&self) -> (usize, usize) {
         (self.inner.gets.depth(), self.inner.settings.load().get_workers.get())
@@ -907,8 +696,8 @@ impl Store {
         self.group.metrics()
     }
 
-    /// What is known of an object that can be read. It is for those who are admitted next, so it does not count against
-    /// their client: a read is one request and not two.
+    /// What is known of an object, if it can be read. It does not count against the client: the caller is admitted next, and
+    /// a read is one request and not two.
     pub(crate) fn readable(&self, id: ContentId, deadline: Deadline) -> Result<Stat, StorageError> {
         if self.group.stop().is_requested() {
             return Err(StorageError::Canceled);
@@ -920,15 +709,15 @@ impl Store {
         if stat.is_quarantined { Err(StorageError::Corrupt { id, at: 0 }) } else { Ok(stat) }
     }
 
-    /// A place for a stream of so many bytes, as far as that is known: they count against its client at once, and whoever
-    /// has spent more than its rate waits before the next one.
+    /// A place for a stream of `bytes`, as far as its length is known. They count against the client at once, and a client
+    /// that has spent more than its rate allows waits before its next stream.
     fn admit(&self, streams: &Arc<Streams>, bytes: u64) -> Result<Place, StorageError> {
         if self.group.stop().is_requested() {
             return Err(StorageError::Canceled);
         }
         let pass = self.client.map(|client| self.inner.gate.enter(client, bytes)).transpose()?;
         let place = streams.admit(self.client, pass, self.settings().idle_timeout)?;
-        // Whoever waits for the last stream at the stop may have looked just before this one had its place.
+        // The stop waits for open streams, and may have looked just before this one was.
         if self.group.stop().is_requested() { Err(StorageError::Canceled) } else { Ok(place) }
     }
 

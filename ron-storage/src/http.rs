@@ -112,13 +112,7 @@ fn reading(store: &Store, routes: Router<Store>) -> Router {
 /// The routes that change something or tell what there is. Each asks `authorizer` about an action of its own before
 /// anything of the body is read: `objects.put`, `objects.delete`, `objects.pin`, `objects.list`, `objects.upkeep`.
 pub fn guarded(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
-    let guard = |name: &'static str, action: &'static str| {
-        Guard::new(name)
-            .in_flight(IN_FLIGHT)
-            .metrics(store.metrics())
-            .no_compression()
-            .require(Arc::clone(&authorizer), action)
-    };
+    let guard = |name, action| guard(store, &authorizer, name, action);
     let puts = guard("storage_put", "objects.put").streaming();
     let own = Router::new()
         .route("/o/{id}", put(taking::put_object).route_layer(puts.clone()))
@@ -128,18 +122,21 @@ pub fn guarded(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
             axum::routing::delete(manage::delete).route_layer(guard("storage_delete", "objects.delete")),
         )
         .with_state(store.clone());
-    guarded_rest(store, authorizer.clone()).merge(own)
+    guarded_rest(store, &authorizer).merge(own)
+}
+
+/// What stands before a route that changes something or tells what there is.
+fn guard(store: &Store, authorizer: &Arc<dyn Authorizer>, name: &'static str, action: &'static str) -> Guard {
+    Guard::new(name)
+        .in_flight(IN_FLIGHT)
+        .metrics(store.metrics())
+        .no_compression()
+        .require(Arc::clone(authorizer), action)
 }
 
 /// Those of [`guarded`] that are the same wherever objects live.
-fn guarded_rest(store: &Store, authorizer: Arc<dyn Authorizer>) -> Router {
-    let guard = |name: &'static str, action: &'static str| {
-        Guard::new(name)
-            .in_flight(IN_FLIGHT)
-            .metrics(store.metrics())
-            .no_compression()
-            .require(Arc::clone(&authorizer), action)
-    };
+fn guarded_rest(store: &Store, authorizer: &Arc<dyn Authorizer>) -> Router {
+    let guard = |name, action| guard(store, authorizer, name, action);
     let lists = guard("storage_list", "objects.list");
     let pins = guard("storage_pin", "objects.pin");
     let upkeep = guard("storage_upkeep", "objects.upkeep").deadline(manage::UPKEEP_MAX);

@@ -72,14 +72,14 @@ impl Header {
     }
 }
 
-/// Writes the index beside the one that is there, and makes it durable, but does not put it in its place yet. Says how
-/// many entries it has. What cannot be finished is removed: on a disk that is full it would take what little there is.
+/// Writes the index beside the one that is there, and makes it durable, but does not put it in its place yet. What cannot
+/// be finished is removed: on a disk that is full it would take what little there is.
 pub(crate) fn write(
     disk: &dyn Disk,
     dir: &Path,
     header: &Header,
     table: &Lock<Table>,
-) -> Result<u64, DiskError> {
+) -> Result<(), DiskError> {
     let path = dir.join(TEMPORARY);
     let file = match disk.create(&path) {
         Err(DiskError::AlreadyExists { .. }) => {
@@ -94,7 +94,7 @@ pub(crate) fn write(
     })
 }
 
-fn fill(file: &File, header: &Header, table: &Lock<Table>) -> Result<u64, DiskError> {
+fn fill(file: &File, header: &Header, table: &Lock<Table>) -> Result<(), DiskError> {
     let mut sum = blake3::Hasher::new();
     let mut at = 0;
     let mut put = |bytes: &[u8]| {
@@ -104,12 +104,11 @@ fn fill(file: &File, header: &Header, table: &Lock<Table>) -> Result<u64, DiskEr
         Ok::<_, DiskError>(())
     };
     put(&header.encode())?;
-    let (mut after, mut entries): (Option<ContentId>, u64) = (None, 0);
+    let mut after: Option<ContentId> = None;
     loop {
         let (page, more) = table.lock().page(after.as_ref(), STEP);
         let bytes: Vec<u8> = page.iter().flat_map(Entry::encode).collect();
         put(&bytes)?;
-        entries += page.len() as u64;
         after = page.last().map(|last| last.id);
         if !more {
             break;
@@ -117,8 +116,7 @@ fn fill(file: &File, header: &Header, table: &Lock<Table>) -> Result<u64, DiskEr
     }
     let sum = *sum.finalize().as_bytes();
     file.write_at(at, &sum)?;
-    file.sync_all()?;
-    Ok(entries)
+    file.sync_all()
 }
 
 /// Puts what [`write`] wrote in its place.

@@ -327,27 +327,14 @@ impl Large {
     }
 
     /// Removes the files that nobody needs. Blocks. Those that cannot be removed stay on the list.
-    pub(crate) fn sweep(&self) -> usize {
+    pub(crate) fn sweep(&self) {
         let doomed = std::mem::take(&mut self.state.lock().doomed);
-        let mut removed = 0;
         for file in doomed {
-            let mut is_gone = true;
-            for kind in ["tree", "dat"] {
-                match self.disk.remove(&self.path(file, kind)) {
-                    Ok(()) | Err(DiskError::NotFound { .. }) => {}
-                    Err(error) => {
-                        tracing::warn!(file, %error, "a file that nobody needs could not be removed");
-                        is_gone = false;
-                    }
-                }
-            }
-            if is_gone {
-                removed += 1;
-            } else {
+            if let Err(error) = self.remove(file) {
+                tracing::warn!(file, %error, "a file that nobody needs could not be removed");
                 self.state.lock().doomed.push(file);
             }
         }
-        removed
     }
 
     /// Makes what was removed stay removed. Blocks.

@@ -1,8 +1,8 @@
 //! An embedded store of objects that are named by their content.
 //!
-//! An object is bytes, and its name is their BLAKE3 hash. What is acknowledged is on disk, what is read is verified
-//! against its name on the way, and whatever is full says so at once. Bytes come and go as streams, so an object may be
-//! larger than memory.
+//! An object is a sequence of bytes, and its name is their BLAKE3 hash. What is acknowledged is on disk, what is read is
+//! verified against its name before it is handed out, and whatever is full refuses at once. Bytes come and go as streams,
+//! so an object may be larger than memory.
 //!
 //! # A store in ten lines
 //!
@@ -45,6 +45,22 @@
 //! | fetch from such a server, verified | the module `client`, with the feature `client` |
 //! | let other nodes read, offer and compare, and do so with them | the module `peers`, with the feature `net` |
 //! | fetch an object from several nodes at once | the module `fetch`, with the feature `net` |
+//!
+//! # What it promises
+//!
+//! * What a put acknowledges as [`Durability::Durable`] is there after a crash, and what a delete acknowledges is not.
+//! * No byte is handed out that is not the object's. An object whose bytes have changed is quarantined and never served;
+//!   putting it again mends it.
+//! * Memory is bounded: every queue, and what all streams of one direction hold together
+//!   ([`Settings::stream_bytes_max`]).
+//! * Reads go on while the disk is full or takes no more writes.
+//!
+//! # What it refuses to do
+//!
+//! It names objects by their content and by nothing else: who needs names that can change binds them elsewhere, as
+//! `ron-registry` does. It changes no object in place, encrypts and compresses nothing, and keeps no metadata beside an
+//! object but its pin and the claims on it. One store has one directory, and one process: a second is refused with
+//! [`StorageError::Locked`]. It installs no signal handler, no listener and no runtime.
 
 /// What the README shows is compiled and run with the examples of this documentation.
 #[cfg(doctest)]
@@ -53,6 +69,7 @@ struct ReadmeIsRun;
 
 mod actor;
 mod buffers;
+mod builder;
 #[cfg(feature = "net")]
 pub mod claims;
 #[cfg(feature = "client")]
@@ -100,8 +117,9 @@ pub use futures_core;
 /// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
 pub use ron_core;
 
+pub use builder::Builder;
 pub use error::StorageError;
-pub use handle::{Builder, Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
+pub use handle::{Collected, Cursor, Event, Gc, Page, Scrubbed, Stat, Store, Usage};
 pub use logic::tree::TreeError;
 pub use opening::Opened;
 pub use proving::Proof;

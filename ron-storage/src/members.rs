@@ -1,11 +1,11 @@
 //! Who keeps objects with this node: nodes that show that they belong, found and remembered.
 //!
-//! A [`Members`] is a [`Nodes`] that looks after itself. It meets whoever may belong, over `ron/keep/1`: both say who they
-//! are, which the link has proven, and show that they belong, by a [`Secret`] that both know or because each is on the
-//! other's list. Whoever has shown it is a member until it leaves, or was not seen for a long time; one that does not
-//! answer is a member that is away. Nobody else may push anything here, whatever it can say.
+//! A [`Members`] is a [`Nodes`] that keeps itself up to date. It meets every node that may belong, over `ron/keep/1`: the link
+//! proves who both are, and each shows that it belongs, by a [`Secret`] that both know or because each is on the other's
+//! list. A node that has shown it is a member until it leaves, or until it was not seen for a long time; a member that does
+//! not answer is away. Only members may push objects here.
 //!
-//! Members name each other, so one acquaintance is enough. The names are only hints: each is met before it counts.
+//! Members name each other, so knowing one of them is enough. The names are only hints: each node is met before it counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,7 +55,7 @@ const PROTOCOL: Protocol = Protocol { alpn: "ron/keep/1", proto: 5, links: LINKS
 
 const MEET: Method = Method { number: 1, name: "meet" };
 
-/// What one meeting may take. Who is slower is met the next time.
+/// What one meeting may take. A node that is slower is met the next time.
 const MEETING: Duration = Duration::from_secs(2);
 
 /// What looking for others may take.
@@ -64,7 +64,7 @@ const FINDING: Duration = Duration::from_secs(5);
 /// While nobody is known, others are looked for more often than usual.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// Meetings that may fail before a node that was only named by others is forgotten.
+/// Failed meetings after which a node that was only named by others is forgotten.
 const FAILURES: u32 = 5;
 
 /// How often it is written down when members were last seen, though nothing else changed.
@@ -73,22 +73,22 @@ const SAVE_EVERY: Duration = Duration::from_secs(3600);
 /// Bytes of the file at most: each member has some three hundred at its longest.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Who belongs.
+/// Which nodes belong.
 #[derive(Debug, Clone)]
 pub enum Admission {
-    /// Whoever knows this.
+    /// Those that know this secret.
     Secret(Secret),
-    /// These, and nobody else.
+    /// These, and no others.
     Listed(Vec<Contact>),
 }
 
-/// Finds nodes that may belong: a DHT, a list. What it says need not be true.
+/// Finds nodes that may belong, in a DHT or on a list. What it finds need not be true: each node is met before it counts.
 pub trait Candidates: Send + Sync + 'static {
-    /// Those that were found by the deadline; none if that failed.
+    /// Nodes that were found by the deadline; none if looking for them failed.
     fn find(&self, deadline: Deadline) -> BoxFuture<'_, Vec<Contact>>;
 }
 
-/// Nobody: others come by themselves, or are known.
+/// Finds nobody: others come by themselves, or are known already.
 impl Candidates for () {
     fn find(&self, _: Deadline) -> BoxFuture<'_, Vec<Contact>> {
         Box::pin(std::future::ready(Vec::new()))
@@ -105,13 +105,13 @@ impl Candidates for Vec<Contact> {
 /// The knobs of membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MembersSettings {
-    /// What fails together with this node, a machine, a rack, a house; empty if nothing does.
+    /// The name of what fails together with this node, such as a machine, a rack or a building; empty if nothing does.
     pub zone: String,
-    /// How much this node takes compared with others. Default 100.
+    /// What share of the objects this node takes, compared with the weights of others. Default 100.
     pub weight: u32,
     /// How often others are looked for and met. Default ten seconds.
     pub every: Duration,
-    /// How long a member that is not seen is remembered. Default a week; one that comes back later is new.
+    /// How long a member that is not seen is remembered. Default a week; one that comes back later joins anew.
     pub forget_after: Duration,
 }
 
@@ -149,14 +149,14 @@ impl MembersSettings {
     }
 }
 
-/// Why there is no membership.
+/// Why membership could not begin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembersError {
-    /// The endpoint does not take it.
+    /// The endpoint cannot speak the protocol: something else does.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// What was remembered cannot be read.
+    /// The file in which members are remembered cannot be read.
     #[error("members cannot be remembered")]
     Disk(#[from] DiskError),
     /// A setting.
@@ -274,14 +274,12 @@ struct Meeting(Arc<Shared>);
 
 impl Service for Meeting {
     fn call(&self, request: Request) -> Handling {
-        Handling::Done(match request.method() {
-            1 => self.0.meet(&request),
-            _ => Err(Fault::no_such_method()),
-        })
+        let is_known = request.method() == MEET.number;
+        Handling::Done(if is_known { self.0.meet(&request) } else { Err(Fault::no_such_method()) })
     }
 }
 
-/// How membership is begun. See [`Members::builder`].
+/// How membership begins. See [`Members::builder`].
 pub struct Builder {
     admission: Admission,
     settings: MembersSettings,
@@ -293,14 +291,15 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Other knobs than the default ones.
+    /// Settings other than the default ones.
     #[must_use]
     pub fn settings(mut self, settings: MembersSettings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Where nodes are found that may belong. Without it, only those who come, who are listed, or who are named by members.
+    /// Where to look for nodes that may belong. Without it, this node meets only those that come by themselves, that are
+    /// listed, or that members name.
     #[must_use]
     pub fn candidates(mut self, candidates: impl Candidates) -> Self {
         self.candidates = Arc::new(candidates);
@@ -321,14 +320,14 @@ impl Builder {
         self
     }
 
-    /// Other limits of the sessions with others than the default ones.
+    /// Limits of the sessions with other nodes, other than the default ones.
     #[must_use]
     pub fn links(mut self, settings: PeersSettings) -> Self {
         self.links = settings;
         self
     }
 
-    /// What says how long it is since 1970; the machine's clock without it.
+    /// The clock by which members are remembered: the time since 1970. Without it, the machine's clock.
     #[must_use]
     pub fn unix_clock(mut self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.clock = UnixClock(Arc::new(clock));
@@ -386,7 +385,7 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// What was written down. A file that cannot be understood is as none: whoever belongs is found again.
+/// What was written down. A file that cannot be understood counts as none: members are found again.
 fn remembered(disk: &dyn Disk, path: &Path) -> Result<BTreeMap<NodeId, Known>, DiskError> {
     let file = match disk.open(path, Access::Read) {
         Ok(file) => file,
@@ -395,14 +394,8 @@ fn remembered(disk: &dyn Disk, path: &Path) -> Result<BTreeMap<NodeId, Known>, D
     };
     let len = file.len()?;
     let mut bytes = vec![0; usize::try_from(len.min(FILE_BYTES_MAX)).unwrap_or(0)];
-    let mut at = 0;
-    while at < bytes.len() {
-        match file.read_at(at as u64, &mut bytes[at..])? {
-            0 => break,
-            read => at += read,
-        }
-    }
-    match read_file(&bytes[..at]) {
+    let read = file.read_at(0, &mut bytes)?;
+    match read_file(&bytes[..read]) {
         Ok(members) => Ok(members.into_iter().collect()),
         Err(fault) => {
             tracing::warn!(path = %path.display(), ?fault, "members are not remembered, and found again");
@@ -411,7 +404,7 @@ fn remembered(disk: &dyn Disk, path: &Path) -> Result<BTreeMap<NodeId, Known>, D
     }
 }
 
-/// Those who keep objects with this node. Cloning shares it.
+/// The nodes that keep objects with this one. Cloning shares it.
 #[derive(Clone)]
 pub struct Members {
     shared: Arc<Shared>,
@@ -435,7 +428,8 @@ impl Members {
         }
     }
 
-    /// Other knobs, and other nodes on the list if there is one. A secret stays as it is: it is how others know this node.
+    /// Applies other settings, and other nodes on the list if there is one. A secret cannot change: it is how others know this
+    /// node.
     ///
     /// # Errors
     /// [`ConfigError`], and everything stays as it was.
@@ -449,7 +443,7 @@ impl Members {
         Ok(())
     }
 
-    /// Where nodes with this secret look for each other, if it is one that joins them.
+    /// The name under which nodes that know the secret look for each other; `None` if nodes are listed.
     #[must_use]
     pub fn rendezvous(&self) -> Option<ContentId> {
         match &*self.shared.admission.load() {

@@ -34,10 +34,10 @@ counters! {
 /// Objects kept.
 pub(crate) const OBJECTS: GaugeSpec = GaugeSpec { name: "objects", help: "Objects kept" };
 
-/// What they are long in all.
+/// Their length in all.
 pub(crate) const OBJECT_BYTES: GaugeSpec = GaugeSpec { name: "object_bytes", help: "Bytes of content kept" };
 
-/// What could be given back.
+/// What compaction could free.
 pub(crate) const GARBAGE_BYTES: GaugeSpec =
     GaugeSpec { name: "garbage_bytes", help: "Bytes of the journal that compaction would give back" };
 
@@ -45,10 +45,10 @@ pub(crate) const GARBAGE_BYTES: GaugeSpec =
 pub(crate) const QUARANTINED: GaugeSpec =
     GaugeSpec { name: "quarantined", help: "Objects that are damaged and not served" };
 
-/// Streams that are open.
+/// Readers that are open.
 pub(crate) const GET_STREAMS: GaugeSpec = GaugeSpec { name: "get_streams", help: "Objects being read" };
 
-/// Streams that are open.
+/// Puts that are open.
 pub(crate) const PUT_STREAMS: GaugeSpec = GaugeSpec { name: "put_streams", help: "Objects being written" };
 
 /// How long a put takes from its last byte to its acknowledgement.

@@ -56,8 +56,8 @@ const MOVES_MAX: usize = 8;
 /// A large object that took longer than this to arrive is noted as young; for others the grace is shorter by less.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How much is written on the word of one look at the free space. Others use the disk too: far below the space that is kept
-/// free, since several may look at once and nobody knows how long ago that was.
+/// How much is written before the free space is looked at again. Others use the disk too, and several puts may look at once,
+/// so this is far below the space that is kept free.
 const TRUST_MAX: u64 = 16 << 20;
 
 /// A part of an object to be read.
@@ -262,7 +262,8 @@ impl Objects {
         }
     }
 
-    /// What is where an entry says, verified. `is_fresh` relies on nothing that was verified before. Blocks.
+    /// The bytes of an object from where its entry says they are, verified. With `is_fresh`, nothing that was verified before is
+    /// relied on. Blocks.
     pub(crate) fn read_at(
         &self,
         entry: &Entry,
@@ -349,8 +350,8 @@ impl Objects {
         error
     }
 
-    /// Refuses at once what is announced and cannot be kept. If it is known by its name not to be here, its part of the quota
-    /// is kept for it.
+    /// Refuses at once what is announced and cannot be kept. If the put says its name and that object is not here, its share of
+    /// the quota is reserved.
     pub(crate) fn expect(&self, put: Put, settings: &Settings) -> Result<Option<Reserved<'_>>, StorageError> {
         let Some(len) = put.len else { return Ok(None) };
         if len > settings.object_bytes_max {
@@ -359,7 +360,7 @@ impl Objects {
         self.check_length(len, settings)?;
         self.check_space(len, settings)?;
         let is_new = put.expect.is_some_and(|id| self.entry(&id).is_none());
-        if is_new { self.reserve(len, settings).map(Some) } else { Ok(None) }
+        if is_new { self.reserve(None, len, settings).map(Some) } else { Ok(None) }
     }
 
     /// Refuses at once what the disk has no room for. Nothing is spent: each piece asks again, and others may have been
@@ -372,34 +373,20 @@ impl Objects {
         Ok(())
     }
 
-    /// Refuses at once an object that is longer than all together may be. Whether there is room for it beside the others is
-    /// known only at its end, if it did not come with a name: it may be here already.
+    /// Refuses at once an object that is longer than the whole quota. Whether it fits beside the others is known only at its
+    /// end, unless it came with its name: it may be here already.
     pub(crate) fn check_length(&self, len: u64, settings: &Settings) -> Result<(), StorageError> {
         settings.check_quota(0, 0, len).map_err(|error| self.counted(error))
     }
 
-    /// Gives back what was kept for so many bytes of an object.
+    /// Gives back the share of the quota that was reserved for an object of `len` bytes.
     #[cfg(feature = "net")]
     pub(crate) fn unreserve(&self, len: u64) {
         drop(Reserved { objects: self, len });
     }
 
-    fn reserve(&self, len: u64, settings: &Settings) -> Result<Reserved<'_>, StorageError> {
-        self.reserve_beside(None, len, settings)
-    }
-
-    /// Keeps room for an object that replaces what is here of it, which is damaged.
-    #[cfg(feature = "net")]
-    pub(crate) fn reserve_for(
-        &self,
-        id: &ContentId,
-        len: u64,
-        settings: &Settings,
-    ) -> Result<Reserved<'_>, StorageError> {
-        self.reserve_beside(Some(id), len, settings)
-    }
-
-    fn reserve_beside(
+    /// Keeps a part of the quota for an object. It may be going to replace what is here of it, which is damaged.
+    pub(crate) fn reserve(
         &self,
         replaced: Option<&ContentId>,
         len: u64,
@@ -425,7 +412,7 @@ impl Objects {
         if self.is_durable { durability } else { Durability::Buffered }
     }
 
-    /// Whether an object that is here still looks as if it could be read: a small one is, a large one has its files.
+    /// Whether an object that is here still looks readable: a small one is read, of a large one the files are looked at.
     async fn is_sound(&self, entry: &Entry, deadline: Deadline) -> Result<bool, StorageError> {
         let (reader, large, entry) = (self.reader.clone(), Arc::clone(&self.large), *entry);
         let look = move || match entry.home {
@@ -440,8 +427,8 @@ impl Objects {
         Ok(self.spawner.blocking("look", deadline, look).await?)
     }
 
-    /// If the object is here: pins it and makes it durable, if that is asked for. It is as young from then on as one that
-    /// is new.
+    /// Pins the object and makes it durable, as far as that is asked for, if it is here. From then on it counts as young, like
+    /// one that is new.
     async fn put_again(
         &self,
         hold: &mut Hold,
@@ -497,7 +484,7 @@ impl Objects {
         Ok(known)
     }
 
-    /// Keeps a small object, for which so much of the quota is kept already. Says whether it was here before, and what the
+    /// Keeps a small object, for which `quota` bytes are reserved already. Says whether it was here before, and what the
     /// acknowledgement stands for.
     pub(crate) async fn put_small(
         &self,
@@ -515,7 +502,7 @@ impl Objects {
         let len = content.len() as u64;
         let known = self.entry(&id);
         let _reserved =
-            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
+            if known.is_none() && quota < len { Some(self.reserve(None, len, settings)?) } else { None };
         self.check_room(len, settings)?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         // What replaces something must not be less certain than that.
@@ -530,8 +517,8 @@ impl Objects {
         Ok((false, self.granted(put.durability)))
     }
 
-    /// Keeps a large object whose files are complete, for which so much of the quota is kept already. `sync` makes them
-    /// durable. Says what [`put_small`](Self::put_small) does.
+    /// Keeps a large object whose files are complete, for which `quota` bytes are reserved already. `sync` makes the files
+    /// durable. Returns what [`put_small`](Self::put_small) does.
     pub(crate) async fn put_large(
         &self,
         (id, len): (ContentId, u64),
@@ -548,7 +535,7 @@ impl Objects {
         }
         let known = self.entry(&id);
         let _reserved =
-            if known.is_none() && quota < len { Some(self.reserve(len, settings)?) } else { None };
+            if known.is_none() && quota < len { Some(self.reserve(None, len, settings)?) } else { None };
         sync.await?;
         let is_pinned = put.pin || known.is_some_and(|known| known.is_pinned);
         let durable = put.durability == Durability::Durable || known.is_some() || is_pinned;
@@ -707,7 +694,7 @@ impl Objects {
         Ok(hold)
     }
 
-    /// Finds out, for all of some names, what became of what somebody was called off from writing.
+    /// Finds out about each of these names whether a write that was cancelled took place.
     pub(crate) async fn settle_all(
         &self,
         ids: Vec<ContentId>,
@@ -726,15 +713,15 @@ impl Objects {
         Ok(())
     }
 
-    /// Reads what the journal says of objects that somebody was called off from writing about: once for all of them, however
-    /// many they are, and no further than it was long when this began.
+    /// Reads what the journal says about objects whose writes were cancelled: once for all of them, however many they are, and
+    /// only up to where the journal ended when this began.
     async fn settle(
         &self,
         doubts: &BTreeMap<ContentId, Doubt>,
         deadline: Deadline,
     ) -> Result<(), StorageError> {
         let Some(since) = doubts.values().map(|doubt| doubt.since).min() else { return Ok(()) };
-        // Whatever waited for the writer then has been written, or was withdrawn. What others write meanwhile is not theirs.
+        // After this, what waited for the writer is written or withdrawn. What is written later is by others.
         self.journal.sync(deadline).await.map_err(of_journal)?;
         let end = self.reader.segments().last().map(|last| (last.sequence, last.bytes));
         let (reader, sought) = (self.reader.clone(), doubts.clone());

@@ -1,7 +1,7 @@
 //! Opening a store after anything may have happened to it.
 //!
-//! The directory is locked, its format is checked, the journal recovers, the index is read as far as it can be believed
-//! and the journal from there on. A marker that only a clean stop takes away says whether files may have been left over.
+//! The directory is locked, its format is checked, the journal recovers, the index is read if it can be believed, and the
+//! journal from where the index ends. A marker file that only a clean stop removes says whether files may be left over.
 
 use std::{
     cmp::Ordering,
@@ -68,8 +68,8 @@ pub struct Opened {
     /// Large objects of which the journal no longer says anything, because a part of it cannot be read, and whose files are
     /// whole. They are here again; one that was deleted shortly before may be among them.
     pub adopted: u64,
-    /// Files that belong to no object as far as can be told, and that were left where they are because a part of the journal
-    /// cannot be read.
+    /// Files that seem to belong to no object. They were left where they are, because a part of the journal cannot be read and
+    /// may have said otherwise.
     pub left: u64,
 }
 

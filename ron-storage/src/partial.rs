@@ -1,9 +1,9 @@
 //! Objects of which a part has been fetched: kept from one try to the next, and over a restart.
 //!
-//! The bytes and the tree lie where those of a large object do, under a number of their own, so that the last group makes
-//! an object of them without a copy. A note beside them says which object it will be and which groups are there. It is written
-//! after they are synced, so what it says is on the disk; and after a restart it is checked all the same, group by group,
-//! before anything is built on it. What nobody comes back for is swept.
+//! The bytes and the tree lie where those of a large object do, under a number of their own, so that they become an object
+//! with the last group, without a copy. A note beside them says which object it will be and which groups are there. The
+//! note is written after the groups are synced, so what it says is on the disk; after a restart each group is checked all
+//! the same before anything is built on it. Parts that no fetch comes back for are swept.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -60,12 +60,13 @@ struct Kept {
     file: u64,
     len: u64,
     map: GroupMap,
-    /// Whether the map was read from the disk and nobody looked yet whether it is true.
+    /// Whether the map was read from the disk and is not checked yet.
     is_said: bool,
     /// How many groups the note says.
     noted: u64,
-    /// Whether somebody is at it; or since when nobody is.
+    /// Whether a fetch is at it.
     is_used: bool,
+    /// If not, since when.
     left: Instant,
 }
 
@@ -140,13 +141,13 @@ impl Partials {
         (shelf.kept.values().map(|kept| kept.len).sum(), shelf.kept.len() as u64)
     }
 
-    /// What is known of an object of which a part is here and nobody is at it.
+    /// The length of an object of which a part is here, and its groups; nothing while a fetch is at it.
     pub(crate) fn map_of(&self, id: &ContentId) -> Option<(u64, GroupMap)> {
         let shelf = self.shelf.lock();
         shelf.kept.get(id).filter(|kept| !kept.is_used).map(|kept| (kept.len, kept.map.clone()))
     }
 
-    /// Begins a part of an object. Only `one` may be at it at a time. Blocks.
+    /// Begins a part of an object. `one` is the right to fetch it, of which there is one at a time. Blocks.
     pub(crate) fn begin(
         self: &Arc<Self>,
         id: ContentId,
@@ -162,8 +163,8 @@ impl Partials {
         Ok(Partial::new(self, id, len, ingest, one))
     }
 
-    /// Goes on with a part of an object, or gives back who is at it if there is none. What was read from the disk is checked
-    /// first. Blocks.
+    /// Goes on with a part of an object, or gives `one` back if there is no such part. A map that was read from the disk is
+    /// checked first. Blocks.
     pub(crate) fn resume(
         self: &Arc<Self>,
         id: ContentId,
@@ -198,15 +199,15 @@ impl Partials {
         Some(kept.clone())
     }
 
-    /// Nobody is at it any more.
+    /// A fetch has ended, and its part stays for the next.
     fn leave(&self, id: &ContentId) {
         if let Some(kept) = self.shelf.lock().kept.get_mut(id) {
             (kept.is_used, kept.left) = (false, now());
         }
     }
 
-    /// Nothing is kept of it any more: it is an object now, or never will be. Its note goes with the next sweep, and then the
-    /// room that is still kept for it is given back.
+    /// The part is no part any more: it has become an object, or never will. Its note goes with the next sweep, which also
+    /// gives back the room that is still `reserved`.
     fn end(&self, id: &ContentId, reserved: Option<u64>) {
         let mut shelf = self.shelf.lock();
         if let Some(kept) = shelf.kept.remove(id) {
@@ -221,8 +222,8 @@ impl Partials {
         }
     }
 
-    /// Drops what nobody came back to for so long, what has nothing in it, and what `is_here` by another way. Returns the
-    /// lengths for which room was kept. Blocks.
+    /// Drops the parts that no fetch came back to within `keep`, the empty ones, and those whose object `is_here` by now.
+    /// Returns the lengths for which room was reserved. Blocks.
     pub(crate) fn sweep(&self, keep: Duration, is_here: impl Fn(&ContentId) -> bool) -> Vec<u64> {
         let over = std::mem::take(&mut self.shelf.lock().over);
         over.iter().for_each(|(file, _)| self.remove_note(*file));
@@ -249,7 +250,7 @@ impl Partials {
         !shelf.over.is_empty() || shelf.kept.iter().any(goes)
     }
 
-    /// Writes down what is there and not noted, before a clean stop after which nobody looks for files. Blocks.
+    /// Writes the notes that are behind: after a clean stop no start looks for files without one. Blocks.
     pub(crate) fn settle(&self) -> Result<(), StorageError> {
         let is_owed = |kept: &Kept| !kept.is_used && kept.map.marked() != kept.noted;
         let owed: Vec<(ContentId, Kept)> = {
@@ -290,7 +291,7 @@ impl Partials {
 }
 
 impl Kept {
-    /// Whether nobody is at it, and nobody will be.
+    /// Whether no fetch is at it, and none is waited for.
     fn is_left(&self, keep: Duration) -> bool {
         let is_old = now().saturating_duration_since(self.left) >= keep;
         !self.is_used && (self.map.marked() == 0 || is_old)
@@ -338,15 +339,15 @@ fn decode(bytes: &[u8]) -> Option<(ContentId, Kept)> {
     Some((id, Kept { file, len, map, is_said: true, noted, is_used: false, left: now() }))
 }
 
-/// A part of an object that somebody is at. Dropping it keeps what is there for the next.
+/// A part of an object that a fetch is at. Dropping it keeps what is there for the next fetch.
 pub(crate) struct Partial {
     partials: Arc<Partials>,
     id: ContentId,
     len: u64,
     /// Taken when it becomes an object.
     ingest: Option<Ingest>,
-    /// Until the last job that writes to it has ended, also if whoever fetched was called off: the next one goes on with what
-    /// this one leaves.
+    /// Held until the last job that writes to the part has ended, also if the fetch was cancelled: the next fetch must find
+    /// all that this one leaves.
     _one: Hold,
 }
 

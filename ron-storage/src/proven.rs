@@ -1,8 +1,8 @@
 //! Hashes of groups that were proven from an object's name, remembered for the next read of the same part.
 //!
-//! The way from the name to a group is read and hashed once for a block of groups and not for every piece of a stream.
-//! It is no shortcut around verification: the bytes of every read are hashed and compared with these. A file's number is
-//! never used for another object, so what is remembered of one stays true.
+//! The way from the name to a group is read and hashed once for a block of groups, and not again for every piece of a stream.
+//! That is no shortcut around verification: the bytes of every read are hashed and compared with these hashes. A file number
+//! is never used for another object, so what is remembered of a file stays true.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,7 +34,7 @@ pub(crate) struct Proven {
 #[derive(Default)]
 struct Known {
     blocks: HashMap<Key, Block>,
-    /// From the one that is looked at next when something has to go.
+    /// In the order in which blocks are considered when one has to go.
     order: VecDeque<Key>,
     hashes: usize,
 }
@@ -44,7 +44,7 @@ type Key = (u64, u64);
 
 struct Block {
     hashes: Arc<[Hash]>,
-    /// Since it was last looked at for its age.
+    /// Whether it was asked for since it was last considered for removal.
     is_used: bool,
 }
 

@@ -24,9 +24,10 @@ type Pending = Pin<Box<dyn Future<Output = Result<Bytes, StorageError>> + Send>>
 
 /// The bytes of an object, or of a part of it, as they are read and verified. A [`Stream`] too.
 ///
-/// Between two pieces it holds no worker and no bytes, only its place among the streams. If it stands still for longer
-/// than [`idle_timeout`](crate::Settings::idle_timeout) and somebody else needs that place, it ends with `Timeout`; and so it
-/// does if all places are taken, its client has most of them, and it is the slowest of those.
+/// Between two pieces it holds no worker and no bytes, only its place among the streams. It loses that place, and ends with
+/// `Timeout`, when all places are taken, another reader needs one, and either it has stood still for longer than
+/// [`idle_timeout`](crate::Settings::idle_timeout), or its client holds more places than any other and it is the slowest of
+/// them.
 pub struct Reader {
     inner: Arc<Inner>,
     place: Place,
@@ -65,7 +66,8 @@ impl Reader {
         self.rest.clone()
     }
 
-    /// The next bytes, up to a mebibyte of them; `None` at the end. Dropping the future loses nothing.
+    /// The next bytes, at most [`chunk_bytes`](crate::Settings::chunk_bytes) of a large object or all of a small one; `None` at
+    /// the end. Dropping the future loses nothing.
     ///
     /// # Errors
     /// [`StorageError::Corrupt`] if they are not what was stored, [`StorageError::NotFound`] if the object was deleted
@@ -74,8 +76,8 @@ impl Reader {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
     }
 
-    /// Where the next piece ends that is at most `most` long: at a multiple of that, so that the piece after it begins with
-    /// a group and none is hashed twice.
+    /// The next piece, at most `most` bytes long. It ends at a multiple of `most`, so that the piece after it begins with a
+    /// group and no group is hashed twice.
     fn piece(&self, most: u64) -> Range<u64> {
         let end = (self.rest.start + most) / most * most;
         self.rest.start..end.min(self.rest.end)

@@ -21,9 +21,9 @@ pub struct Settings {
     pub small_bytes_max: u32,
     /// Longest object. Default 1 TiB.
     pub object_bytes_max: u64,
-    /// Bytes of content in all, beyond which puts are refused. Default: none.
+    /// Bytes of content in all, beyond which puts are refused. Default: no such limit.
     pub quota_bytes: Option<u64>,
-    /// Objects in all, beyond which puts are refused. Default: none.
+    /// Objects in all, beyond which puts are refused. Default: no such limit.
     pub quota_objects: Option<u64>,
     /// Free space that puts leave on the disk, so that deletes and compaction always find room. Default 64 MiB.
     pub reserve_bytes: u64,
@@ -41,7 +41,7 @@ pub struct Settings {
     pub put_streams: usize,
     /// Most that one job reads or writes, in whole groups of 64 KiB; and less when many streams are open. Default 1 MiB.
     pub chunk_bytes: u32,
-    /// Bytes that all streams of one direction together hold at a time, whoever they wait for. Default 64 MiB.
+    /// Bytes that all streams of one direction together hold at a time, in all their pieces. Default 64 MiB.
     pub stream_bytes_max: u64,
     /// What one client may ask, see [`Store::for_client`](crate::Store::for_client).
     pub client_limits: GateLimits,
@@ -55,8 +55,8 @@ pub struct Settings {
     pub read_timeout: Duration,
     /// How long the disk may take for one job of a write. Default 5 s.
     pub write_timeout: Duration,
-    /// How long a stream may stand still: a put without bytes to store ends with `Timeout`, and a reader that is not read
-    /// loses its place to the next one who needs it. Default 60 s.
+    /// How long a stream may stand still: a put whose source gives no bytes ends with `Timeout`, and a reader that is not read
+    /// loses its place to the next stream that needs one. Default 60 s.
     pub idle_timeout: Duration,
     /// Size of a file of the journal. Default 64 MiB. Smaller frees space in smaller steps.
     pub segment_bytes: u32,
@@ -67,10 +67,10 @@ pub struct Settings {
     pub upkeep_bytes_per_second: u64,
     /// How often everything is read to see whether it is still what was stored. Default: only when asked for.
     pub scrub_every: Option<Duration>,
-    /// What was put less than this long ago, whether or not it was here before, is not collected: whoever puts has so long
-    /// to pin. Default ten minutes.
+    /// Objects that were put less than this long ago, also those that were here before, are not collected: so long a caller
+    /// has to pin what it put. Default ten minutes.
     pub collect_grace: Duration,
-    /// How long what was fetched of an object is kept after the last try, so that the next one goes on with it. Default a
+    /// How long the fetched part of an object is kept after the last attempt, so that the next one goes on with it. Default a
     /// day.
     pub partial_keep: Duration,
     /// How long running work may take after a stop. Default 5 s, from 1 to 5.
@@ -220,11 +220,11 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether a running store can take `new` in place of these. Named is the first setting that it cannot change: one
-    /// that decided the size or the place of something when the store was opened.
+    /// Whether a running store can take `new` in place of these. It cannot change settings that decided the size or the place
+    /// of something when the store was opened.
     ///
     /// # Errors
-    /// [`ConfigError::NeedsRestart`] for such a setting, others for one that makes no sense.
+    /// [`ConfigError::NeedsRestart`] naming the first such setting, others for one that makes no sense.
     pub fn check_change(&self, new: &Settings) -> Result<(), ConfigError> {
         new.check()?;
         let fixed = [

@@ -1,11 +1,12 @@
 //! Who is being served: a stream has a place from its admission to its end.
 //!
-//! Places are what bounds memory: a stream may hold an eighth of what the others have left, and one group in any case. So
-//! few streams get large pieces, many get small ones, and all together hold no more than the budget and a group each. A
-//! stream that stands still keeps its place only until somebody else needs it: whoever finds all places taken takes the one that
-//! has stood still longest, if that is longer than the idle timeout. If none has, the client that holds most places gives one
-//! up, its slowest, to a client that would still have fewer: streams that move, but hardly, cannot keep everybody else out.
-//! What the host itself reads or writes is never taken for that.
+//! Places bound memory: a stream may hold an eighth of what the others leave of the budget, and always one group. So a few
+//! streams get large pieces and many get small ones, and all together hold no more than the budget and a group each.
+//!
+//! A stream that stands still keeps its place only until another needs it. A newcomer that finds all places taken gets the
+//! one that has stood still longest, if that is longer than the idle timeout. If there is none, the client with most places
+//! gives up its slowest stream, to a client that has fewer even with one more: so streams that hardly move cannot keep all
+//! others out. Streams of the host itself are never ended for that.
 
 use std::{
     collections::{BTreeMap, HashMap},

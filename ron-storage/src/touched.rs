@@ -1,9 +1,9 @@
-//! Who was put again, and who took long to come: objects that are younger than their place in the journal says.
+//! Objects that are younger than their place on the disk says: those that were put again, and those that took long to come.
 //!
-//! A collection tells the young from the old by where they are. An object that was here when it was put again stays where it
-//! was, and one that took an hour to arrive has the number that it got at the beginning; yet whoever put them has the
-//! grace to pin them. Memory is enough: after a restart nothing is old until the grace has passed again. Names are kept by
-//! eight bytes of theirs, for once to twice the grace; two that share these keep each other, which harms nobody.
+//! A collection tells young objects from old ones by where they are. But an object that is put again stays where it was, and
+//! one that took an hour to arrive has the file number it got at the beginning; yet whoever put them has the grace to pin
+//! them. Keeping this in memory is enough: after a restart nothing counts as old before the grace has passed again. Of each
+//! name eight bytes are kept, for one to two graces. Two objects that share these keep each other, which harms nobody.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -13,8 +13,8 @@ use tokio::time::Instant;
 pub(crate) const TOUCHED: LockSpec = LockSpec::new("ron-storage", "touched", 715)
     .guards("which objects are young although their places are old; held for one look or one change");
 
-/// Names in one generation: nine mebibytes, and eight hundred a second for ten minutes. If there are more, nothing is collected
-/// until the grace has passed.
+/// Names in one generation: 9 MiB, enough for eight hundred a second during ten minutes. If there are more, nothing is
+/// collected until the grace has passed.
 const NAMES_MAX: usize = 1 << 19;
 
 /// Objects that were put lately and do not look so.

@@ -1,7 +1,7 @@
 //! Keeping a store in order: compaction, collection, scrubbing, the index, and doubts.
 //!
-//! Everything here is cut into steps of a mebibyte or a few hundred objects, so that whoever is served meanwhile waits for
-//! one step at most. One task runs it, so that of those who hold many names at once there is only one.
+//! Everything here is cut into steps of a mebibyte or a few hundred objects, so that a request that comes meanwhile waits for
+//! one step at most. One task runs all of it, so there is only one that holds many names at once.
 
 use std::{
     collections::HashSet,
@@ -68,12 +68,12 @@ const MARKS: u32 = 64;
 
 /// The one who keeps the store in order, and what it remembers from one step to the next.
 pub(crate) struct Upkeep {
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) pacer: Arc<Pacer>,
-    pub(crate) pause: Histogram,
-    pub(crate) collected: Tally,
-    pub(crate) compacted: Tally,
-    pub(crate) stop: Stop,
+    objects: Arc<Objects>,
+    pacer: Arc<Pacer>,
+    pause: Histogram,
+    collected: Tally,
+    compacted: Tally,
+    stop: Stop,
     /// Where journal and files were at some moments of the past, oldest first.
     marks: Vec<Mark>,
     checkpointed: u64,
@@ -202,7 +202,7 @@ impl Upkeep {
         }
     }
 
-    /// Leaves what was fetched so that the next start finds it without a look at all files. Says whether that went well.
+    /// Notes which parts of objects are here, so that the next start need not look at all files. Says whether that succeeded.
     #[cfg(feature = "net")]
     pub(crate) async fn settle_partials(&self, settings: &Settings) -> bool {
         self.sweep_partials(settings).await;
@@ -211,7 +211,7 @@ impl Upkeep {
         matches!(settled, Ok(Ok(())))
     }
 
-    /// Finds out what became of what somebody was called off from writing.
+    /// Finds out whether writes that were cancelled took place.
     pub(crate) async fn settle_doubts(&self) {
         let mut doubtful = self.objects.holds.doubtful();
         doubtful.truncate(DOUBTS_MAX);
@@ -224,7 +224,7 @@ impl Upkeep {
         }
     }
 
-    /// Writes down damage of which a note found no place, or failed.
+    /// Writes down the damage whose notes did not fit the queue, or could not be written.
     async fn write_owed_notes(&self) {
         let objects = &self.objects;
         if !objects.owes_notes.swap(false, Ordering::AcqRel) {
@@ -249,15 +249,15 @@ impl Upkeep {
     }
 
     /// Writes the index.
-    pub(crate) async fn checkpoint(&mut self) -> Result<u64, StorageError> {
+    pub(crate) async fn checkpoint(&mut self) -> Result<(), StorageError> {
         let objects = &self.objects;
         let mut nonce = [0; 16];
         fastrand::fill(&mut nonce);
         let (kind, payload) = Note::Checkpoint(nonce).encode();
         let anchor = objects.journal.append(kind, payload.into(), soon()).await;
         let anchor = objects.note(anchor.map_err(of_journal)?, true)?;
-        // Whoever wrote something that the table does not know yet holds a name since before. Whoever begins later writes
-        // behind the anchor.
+        // A writer whose record the table does not know yet has held its name since before the anchor. One that begins later
+        // writes behind the anchor.
         let floor = objects.holds.floor().map_or(anchor, |floor| floor.min(anchor));
         if is_planted(Bug::SlowIndex) {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -268,7 +268,7 @@ impl Upkeep {
             let objects = Arc::clone(objects);
             move || index::write(&*objects.disk, &objects.dir, &header, &objects.table)
         };
-        let entries = objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
+        objects.spawner.blocking("index", soon(), written).await?.map_err(of_disk)?;
         // The table knows what was written meanwhile, some of it perhaps not synced; the index must not know more than
         // the disk.
         if !is_planted(Bug::IndexBeforeData) {
@@ -280,7 +280,7 @@ impl Upkeep {
         };
         objects.spawner.blocking("index", soon(), publish).await?.map_err(of_disk)?;
         (self.checkpointed, self.floor) = (objects.written(), Some(floor));
-        Ok(entries)
+        Ok(())
     }
 
     /// Copies what is alive out of the oldest segments and removes them, until little enough of the journal is garbage or

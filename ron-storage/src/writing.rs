@@ -27,8 +27,8 @@ use crate::{
 /// Objects up to this long are hashed where their last bytes arrive: sixty microseconds. Longer ones are hashed by a worker.
 const HASHED_HERE_MAX: usize = 256 << 10;
 
-/// A large object is synced whenever it has grown by this much, while it comes in, so that the sync at its end is short
-/// however long it is.
+/// A large object is synced each time it has grown by this much, so that the sync at its end is short however large the
+/// object is.
 const SYNC_EVERY: u64 = 32 << 20;
 
 type Syncing = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
@@ -43,17 +43,17 @@ pub enum Durability {
     Buffered,
 }
 
-/// How to put. The default is durable, unpinned, whatever it is called.
+/// Choices of a put. By default it is acknowledged when it is durable, is not pinned, and may have any name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Put {
-    /// What to wait for.
+    /// What to wait for before it is acknowledged.
     pub durability: Durability,
-    /// Whether the object is pinned as it is stored, so that no collection can come in between.
+    /// Whether the object is pinned as it is stored, so that no collection can come between the two.
     pub pin: bool,
-    /// What it must be called, if that is known.
+    /// The name that it must have, if that is known.
     pub expect: Option<ContentId>,
-    /// How long it will be, if that is known: what is too long, or has no room, is refused before anything is read. With a
-    /// name that is not here, its part of the quota is kept for it from the beginning.
+    /// Its length, if that is known: what is too long or has no room is then refused before anything is read. If `expect`
+    /// names an object that is not here, its share of the quota is reserved from the start.
     pub len: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ pub struct Stored {
     pub id: ContentId,
     /// Its length.
     pub len: u64,
-    /// What this acknowledgement stands for: what was asked for, or less if the store cannot do that.
+    /// What this acknowledgement stands for: what was asked for, or [`Durability::Buffered`] from a store in memory.
     pub durability: Durability,
     /// Whether it was here before.
     pub existed: bool,
@@ -226,7 +226,8 @@ impl Inner {
         Ok(Stored { id, len, durability, existed })
     }
 
-    /// A job of a write: it may wait for its turn as long as a stream may stand still, and then the disk has `write_timeout`.
+    /// Runs a job of a write. It may wait for a worker as long as a stream may stand still; the disk then has
+    /// `write_timeout` for it.
     async fn step<T: Send + 'static>(
         &self,
         deadline: Deadline,
@@ -275,7 +276,7 @@ impl Inner {
     ) -> Result<Hashing, StorageError> {
         let (writer, hasher, written) = (Arc::clone(ingest), Arc::clone(ingest), piece.clone());
         if self.put_streams.open() > self.settings.load().put_workers.get() {
-            // Others keep the workers busy, and one job waits for its turn only once.
+            // Other streams keep the workers busy: one job waits for a worker once, and two would wait twice.
             let both = move || {
                 writer.write(offset, &written)?;
                 hasher.hash(&mut hashing, &piece)?;

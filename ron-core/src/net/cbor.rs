@@ -1,11 +1,12 @@
-//! How the family reads CBOR: maps of definite length with ascending integer keys, every count checked before anything
-//! is allocated for it.
+//! How the family writes and reads CBOR: maps of definite length with ascending integer keys, every count checked before
+//! anything is allocated for it.
 //!
 //! A key that is not known is skipped with its value, so that a later version may say more. What is skipped is held
 //! to the same form: nesting has a limit, and nothing has indefinite length. The library's own skipping would keep a
 //! stack as long as the input of a sender who nests half a million arrays.
 
 use std::{
+    convert::Infallible,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
@@ -17,6 +18,20 @@ const KEYS_MAX: u64 = 64;
 
 /// How deep an unknown value may nest.
 const DEPTH_MAX: u32 = 8;
+
+/// The bytes that `write` writes. `room` is how many of them are expected: memory for those is taken at once.
+///
+/// # Panics
+/// If `write` fails although writing to memory cannot: an error that it makes up itself is a mistake.
+#[must_use]
+pub fn encode(
+    room: usize,
+    write: impl FnOnce(&mut Encoder<Vec<u8>>) -> Result<(), minicbor::encode::Error<Infallible>>,
+) -> Vec<u8> {
+    let mut cbor = Encoder::new(Vec::with_capacity(room));
+    write(&mut cbor).expect("writing to memory does not fail");
+    cbor.into_writer()
+}
 
 /// What is wrong with some CBOR, before anybody asks what it means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,12 +23,12 @@ pub fn document() -> Value {
         },
         "paths": {
             "/head": {"get": op("Where the log ends", &[], None, &[
-                (200, "There", json_of("Head")), (304, "The client has it already", json!({})),
+                (200, "The head", json_of("Head")), (304, "The client has it already", json!({})),
             ])},
             "/{version}": {
                 "parameters": [path("version", "A number from 1 on")],
                 "get": op("An entry", &[], None, &[
-                    (200, "It", json!({"application/json": reference("Entry"), CBOR: {}})),
+                    (200, "The entry", json!({"application/json": reference("Entry"), CBOR: {}})),
                     (400, "This is no version", problem()),
                     (404, "It is not there yet", problem()),
                     (410, "It was pruned", problem()),
@@ -37,30 +37,30 @@ pub fn document() -> Value {
             "/entries": {"get": op("Entries that follow each other",
                 &[query("from", "The first; the first that is left if it is not said"), query("limit", "How many, 64 if it is not said and 1024 at most")],
                 None, &[
-                    (200, "They", json!({"application/json": reference("Entries"), OCTETS: {}})),
-                    (410, "They were pruned", problem()),
+                    (200, "The entries", json!({"application/json": reference("Entries"), OCTETS: {}})),
+                    (410, "The first of them was pruned", problem()),
                 ])},
             "/by-content/{id}": {
                 "parameters": [path("id", "b3: and 64 lowercase hex digits, or a CIDv1 of raw bytes and BLAKE3")],
                 "get": op("The newest entries that bound a name to this content, at most 256", &[], None, &[
-                    (200, "They", json_of("Versions")), (400, "This is no name of content", problem()),
+                    (200, "The versions of these entries", json_of("Versions")), (400, "This is no name of content", problem()),
                 ]),
             },
             "/names/{name}": {
                 "parameters": [path("name", "The name; slashes are part of it")],
                 "get": op("What a name stands for, or that it stands for nothing, with the proof", &[], None, &[
-                    (200, "So it is", json_of("Name")),
+                    (200, "The answer, with its proof", json_of("Name")),
                     (400, "This is no name", problem()),
                     (404, "The log has not begun", problem()),
                 ]),
             },
-            "/policy": {"get": op("Who decides", &[], None, &[
-                (200, "They", json_of("PolicyInForce")), (404, "The log has not begun", problem()),
+            "/policy": {"get": op("The policy in force: who decides", &[], None, &[
+                (200, "The policy in force", json_of("PolicyInForce")), (404, "The log has not begun", problem()),
             ])},
             "/proofs/{version}": {
                 "parameters": [path("version", "A number from 1 on")],
                 "get": op("A tlog-proof file: that an entry is in the log", &[cosigned()], None, &[
-                    (200, "It", json!({"text/plain; charset=utf-8": {}})),
+                    (200, "The file", json!({"text/plain; charset=utf-8": {}})),
                     (400, "This is no version", problem()),
                     (404, "It is not there yet", problem()),
                     (410, "It was pruned", problem()),
@@ -70,20 +70,20 @@ pub fn document() -> Value {
                 &[query("old", "Entries of the shorter"), query("new", "Entries of the longer; all there are if it is not said")],
                 None, &[
                     (200, "The proof", json_of("Consistency")),
-                    (404, "There are not so many", problem()),
+                    (404, "The log has fewer entries", problem()),
                     (410, "What it takes was pruned", problem()),
                 ])},
             "/checkpoint": {"get": op("The signed head, as C2SP tlog-tiles has it", &[cosigned()], None, &[
-                (200, "It", json!({"text/plain; charset=utf-8": {}})), (304, "The client has it already", json!({})),
+                (200, "The signed head", json!({"text/plain; charset=utf-8": {}})), (304, "The client has it already", json!({})),
                 (404, "No witness has signed one yet", problem()),
             ])},
             "/snapshot": {"get": op("Which snapshot stands for what was pruned", &[], None, &[
-                (200, "It", json_of("Snapshot")), (404, "Nothing was pruned", problem()),
+                (200, "The snapshot", json_of("Snapshot")), (404, "Nothing was pruned", problem()),
             ])},
             "/snapshot/{version}/{part}": {
                 "parameters": [path("version", "The one that there is"), path("part", "A number from 0 on")],
                 "get": op("A part of a snapshot, with what it takes to check it", &[], None, &[
-                    (200, "It", json!({CBOR: {}})),
+                    (200, "The part", json!({CBOR: {}})),
                     (400, "This is no part of a snapshot", problem()),
                     (404, "There is another snapshot by now, or none", problem()),
                 ]),
@@ -91,7 +91,7 @@ pub fn document() -> Value {
             "/tile/{path}": {
                 "parameters": [path("path", "Level and index, as C2SP tlog-tiles has it")],
                 "get": op("A tile of the tree, or a bundle of entries", &[], None, &[
-                    (200, "It", json!({OCTETS: {}})),
+                    (200, "The tile or the bundle", json!({OCTETS: {}})),
                     (400, "This is no path of a tile", problem()),
                     (404, "It is not there yet", problem()),
                     (410, "It was pruned", problem()),
@@ -102,26 +102,26 @@ pub fn document() -> Value {
                     query("from", "The first version; the next commit if it is not said"),
                     json!({"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}, "description": "The last version that was seen; goes before from"}),
                 ],
-                None, &[(200, "Without an end", json!({"text/event-stream": {}}))])},
+                None, &[(200, "Events, without an end", json!({"text/event-stream": {}}))])},
             "/ws": {"get": op("What is committed, over a WebSocket",
                 &[query("from", "The first version; the next commit if it is not said")],
-                None, &[(101, "From here on messages", json!({})), (426, "This is for WebSockets", problem())])},
-            "/openapi.json": {"get": op("This document", &[], None, &[(200, "It", json!({"application/json": {}}))])},
+                None, &[(101, "The connection carries messages from here on", json!({})), (426, "This is for WebSockets", problem())])},
+            "/openapi.json": {"get": op("This document", &[], None, &[(200, "The document", json!({"application/json": {}}))])},
             "/found": {"post": guarded(op("Begins the log", &[], Some(body("Found")), &deciding()))},
             "/proposals": {
-                "get": guarded(op("What waits for approvals, what expires first first", &[
+                "get": guarded(op("The proposals that wait for approvals, in the order in which they expire", &[
                     json!({"name": "after", "in": "query", "schema": {"type": "string"}, "description": "What next was in the answer before"}),
                     query("limit", "How many, 64 if it is not said and 1024 at most"),
                 ], None, &[
-                    (200, "These", json_of("Waiting")),
+                    (200, "A page of them", json_of("Waiting")),
                     (409, "This node follows another one", problem()),
                 ])),
                 "post": guarded(op("Proposes", &[], Some(body("Submit")), &deciding())),
             },
             "/proposals/{id}": {
                 "parameters": [path("id", "64 lowercase hex digits")],
-                "get": guarded(op("One that waits", &[], None, &[
-                    (200, "It", json_of("Pending")),
+                "get": guarded(op("One proposal that waits", &[], None, &[
+                    (200, "The proposal", json_of("Pending")),
                     (400, "This is no id of a proposal", problem()),
                     (404, "It does not wait here", problem()),
                     (409, "This node follows another one", problem()),

@@ -109,7 +109,7 @@ impl Checkpoint {
     }
 }
 
-/// Who is believed about a log: its own key, and how many of which witnesses.
+/// Whose signatures are believed about a log: its own key, and a number of witnesses.
 #[derive(Debug, Clone)]
 pub struct LogTrust {
     /// First the log, then the witnesses.
@@ -124,7 +124,7 @@ impl LogTrust {
         LogTrust { verifiers: vec![log], witnesses_needed: 0 }
     }
 
-    /// Wants `needed` of these witnesses, too. A key that is given twice is one witness.
+    /// Also wants the signatures of `needed` of these witnesses. A key that is given twice counts once.
     #[must_use]
     pub fn witnessed_by(mut self, witnesses: impl IntoIterator<Item = NoteVerifier>, needed: usize) -> Self {
         for witness in witnesses.into_iter().filter(|witness| witness.kind() == KeyKind::Cosignature) {
@@ -202,7 +202,7 @@ pub struct ProofFile {
     pub path: Vec<TreeHash>,
     /// The checkpoint, with everybody who signed it.
     pub checkpoint: Note,
-    /// Whatever the application wants beside it. Nothing proves it.
+    /// Data of the application. The proof does not cover it.
     pub extra: Option<Vec<u8>>,
 }
 

@@ -5,8 +5,7 @@
 //! entry, or one meaning would have two hashes.
 
 use bytes::Bytes;
-use minicbor::Encoder;
-use ron_core::net::cbor::{read_array, read_bytes, read_list, read_only_map, required};
+use ron_core::net::cbor::{self, read_array, read_bytes, read_list, read_only_map, required};
 
 use super::{
     chain::ChainHash,
@@ -73,18 +72,15 @@ impl Entry {
         if approvals.windows(2).any(|pair| pair[0].key == pair[1].key) {
             return Err(FormError::Malformed);
         }
-        let mut cbor =
-            Encoder::new(Vec::with_capacity(proposal.encoded().len() + approvals.len() * 112 + 128));
-        let mut write = || {
+        let encoded = cbor::encode(proposal.encoded().len() + approvals.len() * 112 + 128, |cbor| {
             cbor.map(7)?.u64(FORMAT)?.u64(FORMAT_1)?.u64(VERSION)?.u64(version)?;
             cbor.u64(PREVIOUS)?.bytes(previous.as_bytes())?.u64(TIME)?.u64(time)?;
             cbor.u64(PROPOSAL)?.bytes(proposal.encoded())?;
             cbor.u64(APPROVALS)?.array(approvals.len() as u64)?;
-            approvals.iter().try_for_each(|approval| approval.write(&mut cbor))?;
+            approvals.iter().try_for_each(|approval| approval.write(cbor))?;
             cbor.u64(NAMES)?.bytes(names.as_bytes())?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        let encoded = Bytes::from(cbor.into_writer());
+        });
+        let encoded = Bytes::from(encoded);
         if encoded.len() > ENTRY_BYTES_MAX {
             return Err(FormError::TooLarge { what: "entry bytes", limit: ENTRY_BYTES_MAX });
         }

@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc};
 use minicbor::{Decoder, Encoder};
 use ron_core::{
     ContentId,
-    net::cbor::{CborFault, read_array},
+    net::cbor::{self, CborFault, read_array},
 };
 
 use super::proposal::{Name, ProposalId};
@@ -404,8 +404,7 @@ impl NameProof {
     /// Its bytes: deterministic CBOR.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(128 + self.siblings.len() * 34));
-        let mut write = || {
+        cbor::encode(128 + self.siblings.len() * 34, |cbor| {
             cbor.array(2)?;
             match &self.end {
                 End::Is(latest) => write_latest(cbor.array(1)?, latest)?,
@@ -419,10 +418,7 @@ impl NameProof {
             }
             cbor.array(self.siblings.len() as u64)?;
             self.siblings.iter().try_for_each(|hash| cbor.bytes(&hash.0).map(drop))
-        };
-        let written: Result<(), minicbor::encode::Error<_>> = write();
-        written.expect("writing to memory does not fail");
-        cbor.into_writer()
+        })
     }
 
     /// Reads what [`encode`](Self::encode) writes, and nothing else.

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use ed25519_dalek::VerifyingKey;
-use minicbor::{Decoder, Encoder, data::Type};
+use minicbor::{Decoder, data::Type};
 use ron_core::net::{
     PublicKey,
-    cbor::{CborFault, read_array, read_list, read_only_map, required},
+    cbor::{self, CborFault, read_array, read_list, read_only_map, required},
 };
 
 /// Most signers of one policy: a set of them is a number of 64 bits.
@@ -99,13 +99,15 @@ pub struct Rule {
 #[non_exhaustive]
 pub enum PolicyError {
     /// More of something than a policy may have.
-    #[error("too many {what}")]
+    #[error("too many {what}: at most {}", most(what))]
     TooMany {
         /// Of what.
         what: &'static str,
     },
     /// A name with anything but letters, digits, `.`, `_` and `-` in it, or none, or one that is too long.
-    #[error("{name:?} is no name of a signer or a group")]
+    #[error(
+        "{name:?} is no name of a signer or a group: 1 to {LABEL_BYTES_MAX} letters, digits, '.', '_' or '-'"
+    )]
     BadLabel {
         /// The name.
         name: String,
@@ -149,7 +151,10 @@ pub enum PolicyError {
         signer: String,
     },
     /// A prefix that does not end with a slash, or one for rotation, which is about no name.
-    #[error("{prefix:?} is no prefix for a rule")]
+    #[error(
+        "{prefix:?} is no prefix for a rule: empty, or at most {PREFIX_BYTES_MAX} characters with a slash at the end, \
+         and empty for rotate"
+    )]
     BadPrefix {
         /// The prefix.
         prefix: String,
@@ -160,6 +165,17 @@ pub enum PolicyError {
     /// Not the bytes of a policy.
     #[error("not a policy")]
     Malformed,
+}
+
+/// How many a policy may have.
+fn most(what: &str) -> usize {
+    match what {
+        "signers" => SIGNERS_MAX,
+        "groups" => GROUPS_MAX,
+        "rules" => RULES_MAX,
+        "members" => SIGNERS_MAX + GROUPS_MAX,
+        _ => POLICY_BYTES_MAX,
+    }
 }
 
 impl From<CborFault> for PolicyError {
@@ -422,8 +438,7 @@ fn take_label(places: &mut Places, name: &str, member: Member) -> Result<(), Pol
 }
 
 fn encode(signers: &[Signer], groups: &[Group], rules: &[Rule]) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(1024));
-    let mut write = || {
+    cbor::encode(1024, |cbor| {
         cbor.map(3)?.u64(SIGNERS)?.array(signers.len() as u64)?;
         for signer in signers {
             cbor.array(3)?.str(&signer.name)?.bytes(signer.key.as_bytes())?;
@@ -444,10 +459,7 @@ fn encode(signers: &[Signer], groups: &[Group], rules: &[Rule]) -> Vec<u8> {
             cbor.array(3)?.u8(rule.right.number())?.str(&rule.prefix)?.str(&rule.quorum)?;
         }
         Ok(())
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer()
+    })
 }
 
 fn read_triple(cbor: &mut Decoder<'_>) -> Result<(), PolicyError> {
@@ -559,17 +571,24 @@ mod tests {
             "s1 would count twice in g",
         );
         check(vec![group("s0", 1, &["s1"])], rotate(), "s0 is there twice");
-        check(vec![group("g h", 1, &["s1"])], rotate(), "\"g h\" is no name of a signer or a group");
+        check(
+            vec![group("g h", 1, &["s1"])],
+            rotate(),
+            "\"g h\" is no name of a signer or a group: 1 to 64 letters, digits, '.', '_' or '-'",
+        );
         check(g(1, &["s0"]), vec![], "no rule says who may rotate");
         check(
             g(1, &["s0"]),
             vec![rule(Right::Rotate, "", "s0")],
             "the rule Rotate \"\" names s0, which is not there before it",
         );
-        check(g(1, &["s0"]), vec![rule(Right::Rotate, "x/", "g")], "\"x/\" is no prefix for a rule");
-        check(g(1, &["s0"]), vec![rule(Right::Bind, "x", "g")], "\"x\" is no prefix for a rule");
+        let prefix = "is no prefix for a rule: empty, or at most 255 characters with a slash at the end, and empty for \
+                      rotate";
+        check(g(1, &["s0"]), vec![rule(Right::Rotate, "x/", "g")], &format!("\"x/\" {prefix}"));
+        check(g(1, &["s0"]), vec![rule(Right::Bind, "x", "g")], &format!("\"x\" {prefix}"));
         check(g(1, &["s0"]), [rotate(), rotate()].concat(), "the rule Rotate \"\" is there twice");
-        check((0..65).map(|at| group(&format!("g{at}"), 1, &["s0"])).collect(), rotate(), "too many groups");
+        let many = (0..65).map(|at| group(&format!("g{at}"), 1, &["s0"])).collect();
+        check(many, rotate(), "too many groups: at most 64");
 
         let twice = Policy::of(1, vec![signer(0), Signer { name: "other".into(), ..signer(0) }]);
         assert_eq!(twice.unwrap_err().to_string(), "the key of other is there twice");

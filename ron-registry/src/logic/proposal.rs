@@ -14,7 +14,7 @@ use ron_core::{
     ContentId,
     net::{
         Identity, PublicKey, Signature, SignatureError,
-        cbor::{CborFault, read_array, read_bytes, read_only_map, required},
+        cbor::{self, CborFault, read_array, read_bytes, read_only_map, required},
     },
 };
 
@@ -63,7 +63,7 @@ const BY_EXPIRES: u64 = 4;
 const BY_KEY: u64 = 5;
 const BY_SIGNATURE: u64 = 6;
 
-/// Why bytes or text are no proposal, no approval, no entry.
+/// Why bytes or text are not a proposal, an approval or an entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormError {
@@ -93,11 +93,11 @@ pub enum FormError {
     /// Not a name: 1 to 255 visible ASCII characters, parts between slashes, none empty, `.` or `..`, no `@` in front.
     #[error("not a name")]
     BadName,
-    /// Not what a log may be called.
+    /// Not a name that a log may have.
     #[error("not the name of a log")]
     BadOrigin,
-    /// The policy in it is none.
-    #[error("the policy is none")]
+    /// The policy in it is not valid.
+    #[error("the policy is not valid")]
     Policy(#[from] PolicyError),
     /// A format that this version does not know; a newer one may.
     #[error("format {format}")]
@@ -194,7 +194,7 @@ impl FromStr for ProposalId {
     }
 }
 
-/// What a name shall stand for.
+/// What a name would stand for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// Something elsewhere, by its hash.
@@ -220,33 +220,33 @@ impl From<ContentId> for Content {
     }
 }
 
-/// What shall be.
+/// What a proposal wants to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// The log begins, with this policy. Only ever the first entry.
+    /// The log begins, with this policy. Only the first entry does this.
     Found {
-        /// Who decides from now on.
+        /// Who decides from then on.
         policy: Arc<Policy>,
     },
-    /// A name stands for this from now on.
+    /// A name stands for something from then on.
     Bind {
-        /// Which.
+        /// The name.
         name: Name,
-        /// For what.
+        /// What it stands for.
         content: Content,
         /// The version of the entry that spoke last about the name; 0 if none did.
         prior: u64,
     },
     /// A name stands for nothing any more.
     Retire {
-        /// Which.
+        /// The name.
         name: Name,
         /// The version of the entry that bound it.
         prior: u64,
     },
-    /// Others decide from now on.
+    /// Another policy decides from then on.
     Rotate {
-        /// Who.
+        /// The policy.
         policy: Arc<Policy>,
     },
 }
@@ -417,7 +417,7 @@ impl Proposal {
         self.expires
     }
 
-    /// What shall be.
+    /// What it wants to change.
     #[must_use]
     pub fn action(&self) -> &Action {
         &self.action
@@ -473,13 +473,12 @@ impl Proposal {
 }
 
 fn encode(origin: &str, epoch: u64, expires: u64, action: &Action, expect_head: Option<&Head>) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(256));
     let fields = match action {
         Action::Found { .. } | Action::Rotate { .. } => 1,
         Action::Retire { .. } => 2,
         Action::Bind { .. } => 3,
     };
-    let mut write = || {
+    cbor::encode(256, |cbor| {
         cbor.map(4 + fields + if expect_head.is_some() { 2 } else { 0 })?;
         cbor.u64(ORIGIN)?.str(origin)?.u64(EPOCH)?.u64(epoch)?.u64(EXPIRES)?.u64(expires)?.u64(KIND)?;
         match action {
@@ -500,10 +499,7 @@ fn encode(origin: &str, epoch: u64, expires: u64, action: &Action, expect_head: 
             cbor.u64(HEAD_VERSION)?.u64(head.version)?.u64(HEAD_HASH)?.bytes(head.hash.as_bytes())?;
         }
         Ok(())
-    };
-    let written: Result<(), minicbor::encode::Error<_>> = write();
-    written.expect("writing to memory does not fail");
-    cbor.into_writer()
+    })
 }
 
 /// What a signer signs: which proposal, and all that it hangs on.
@@ -523,9 +519,7 @@ pub struct Statement {
 
 impl Statement {
     fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(128));
-        self.write(&mut cbor, 5).expect("writing to memory does not fail");
-        cbor.into_writer()
+        cbor::encode(128, |cbor| self.write(cbor, 5))
     }
 
     fn write<W: minicbor::encode::Write>(
@@ -552,14 +546,11 @@ impl Approval {
     /// Its bytes: deterministic CBOR.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(256));
-        let mut write = || {
-            self.statement.write(&mut cbor, 7)?;
+        cbor::encode(256, |cbor| {
+            self.statement.write(cbor, 7)?;
             cbor.u64(BY_KEY)?.bytes(self.key.as_bytes())?;
             cbor.u64(BY_SIGNATURE)?.bytes(self.signature.as_bytes())?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer()
+        })
     }
 
     /// Reads what [`encode`](Self::encode) writes, and nothing else. The signature is for [`verify`](Self::verify).

@@ -14,7 +14,7 @@ use super::{
     state::{Admitted, Refused, State},
 };
 
-/// How much may wait, and how long.
+/// How many proposals may wait for approvals, and how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Proposals that wait at once.
@@ -110,7 +110,7 @@ impl Quorum {
         self.pending.get(id).map(|pending| (&pending.proposal, pending.approvals()))
     }
 
-    /// Everything that waits, what expires first first.
+    /// Everything that waits, in the order in which it expires.
     pub fn iter(&self) -> impl Iterator<Item = (&Proposal, Vec<RecordedApproval>)> {
         self.by_expiry.iter().filter_map(|(_, id)| self.get(id))
     }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use minicbor::{Decoder, Encoder};
 use ron_core::{
     ContentId,
-    net::cbor::{CborFault, read_bytes, read_list, read_only_map, required},
+    net::cbor::{self, CborFault, read_bytes, read_list, read_only_map, required},
 };
 
 use super::{
@@ -137,22 +137,19 @@ impl Snapshot {
             cbor.u64(POLICY)?.bytes(&self.policy)?.ok()
         };
         let part = |is_first: bool, names: &[(&str, &_)]| {
-            let mut cbor = Encoder::new(Vec::with_capacity(1024 + names.len() * 128));
-            let mut write = || {
+            let part = cbor::encode(1024 + names.len() * 128, |cbor| {
                 cbor.map(if is_first { 6 } else { 2 })?.u64(FORMAT)?.u64(FORMAT_1)?;
                 if is_first {
-                    head(&mut cbor)?;
+                    head(cbor)?;
                 }
                 cbor.u64(NAMES)?.array(names.len() as u64)?;
                 for (name, latest) in names {
                     cbor.array(2)?.str(name)?;
-                    write_latest(&mut cbor, latest)?;
+                    write_latest(cbor, latest)?;
                 }
                 Ok(())
-            };
-            let written: Result<(), minicbor::encode::Error<_>> = write();
-            written.expect("writing to memory does not fail");
-            Bytes::from(cbor.into_writer())
+            });
+            Bytes::from(part)
         };
         std::iter::once(part(true, first)).chain(parts.map(|names| part(false, names))).collect()
     }
@@ -303,7 +300,7 @@ fn read_part<'a>(
 }
 
 fn read_hash(cbor: &mut Decoder<'_>) -> Result<TreeHash, SnapshotError> {
-    Ok(TreeHash::from_bytes(ron_core::net::cbor::read_array(cbor, "hash")?))
+    Ok(TreeHash::from_bytes(cbor::read_array(cbor, "hash")?))
 }
 
 fn read_tile(cbor: &mut Decoder<'_>) -> Result<Vec<u8>, SnapshotError> {

@@ -460,9 +460,15 @@ pub(crate) fn append_bundle<T: AsRef<[u8]>>(bundle: &mut Vec<u8>, entries: &[T])
 
 /// Reads a bundle of `width` entries and nothing else; otherwise nothing.
 #[must_use]
-pub fn read_bundle(mut bundle: &[u8], width: u16) -> Option<Vec<&[u8]>> {
-    let mut entries = Vec::with_capacity(usize::from(width).min(bundle.len() / 2));
-    for _ in 0..width {
+pub fn read_bundle(bundle: &[u8], width: u16) -> Option<Vec<&[u8]>> {
+    read_bundle_up_to(bundle, width.into()).filter(|entries| entries.len() == usize::from(width))
+}
+
+/// Reads a bundle of at most `max` entries and nothing else; otherwise nothing.
+#[must_use]
+pub fn read_bundle_up_to(mut bundle: &[u8], max: usize) -> Option<Vec<&[u8]>> {
+    let mut entries = Vec::with_capacity(max.min(bundle.len() / 2));
+    while !bundle.is_empty() && entries.len() < max {
         let (len, rest) = bundle.split_first_chunk()?;
         let (entry, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))?;
         entries.push(entry);

@@ -50,6 +50,7 @@ where
     refuses_bad_blocks(&*open().await).await;
     prunes_what_a_snapshot_covers(&*open().await).await;
     begins_behind_a_snapshot(&*open().await).await;
+    counts_what_a_snapshot_takes(&*open().await).await;
     for versions in [[155, 305], [305, 155]] {
         prunes_twice_at_once(&*open().await, versions).await;
     }
@@ -156,6 +157,22 @@ async fn prunes_what_a_snapshot_covers(store: &dyn LogStore) {
         assert_eq!(gone, Err(StoreError::Pruned { first: tail.first }));
     }
     assert_eq!(store.append_if(400, block(["more".into()]), soon()).await, Ok(Appended::Yes));
+}
+
+/// What a snapshot takes is not free: one that is longer than the entries it covers frees nothing.
+async fn counts_what_a_snapshot_takes(store: &dyn LogStore) {
+    const ENTRY: usize = 1000;
+    for at in 0..4u64 {
+        let entries = (1..=100).map(|_| "x".repeat(ENTRY));
+        assert_eq!(store.append_if(at * 100, block(entries), soon()).await, Ok(Appended::Yes));
+    }
+    let long = StoredSnapshot { version: 100, parts: vec![vec![0; 500 * ENTRY].into(); 2] };
+    assert_eq!(store.prune(long, soon()).await, Ok(0), "it takes more than it frees");
+    let short = StoredSnapshot { version: 200, parts: vec!["part".into()] };
+    let freed = store.prune(short, soon()).await.expect("it is kept");
+    // At most the long snapshot and all entries, and as much again for what an engine writes around them.
+    let most = 2 * (1000 + 400) * ENTRY as u64;
+    assert!(freed <= most, "{freed} bytes, and there never were more than {most}");
 }
 
 /// Two who prune at once: one of them may be told to wait, the newer snapshot is never replaced by the older, and what

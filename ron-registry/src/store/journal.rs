@@ -593,13 +593,8 @@ fn remembered(disk: &dyn Disk, path: &Path, reader: &Reader) -> Option<Index> {
         }
     };
     let mut bytes = vec![0; usize::try_from(file.len().ok()?).ok()?];
-    let mut at = 0;
-    while at < bytes.len() {
-        match file.read_at(at as u64, &mut bytes[at..]) {
-            Ok(read @ 1..) => at += read,
-            _ => return None,
-        }
-    }
+    let read = file.read_at(0, &mut bytes).ok()?;
+    bytes.truncate(read);
     let (known, memo) = read_memo(&bytes.into())?;
     let Known { blocks, checkpoint, snapshot } = known;
     let (first, end) = *blocks.last()?;

@@ -12,7 +12,7 @@ use super::{
     Appended, BLOCK_BYTES_MAX, Block, BoxFuture, LogStore, StoreError, StoredSnapshot, Tail, check_block,
 };
 
-/// A log that ends with the process. Everything is answered at once, and nothing fails.
+/// A log that ends with the process. Everything is answered at once, and nothing fails but blocks that no store takes.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     log: Mutex<Log>,
@@ -91,8 +91,12 @@ impl LogStore for MemoryStore {
         let is_newer = log.snapshot.as_ref().is_none_or(|kept| kept.version < snapshot.version);
         let mut freed = 0;
         if is_newer && snapshot.version <= log.tail() {
+            let bytes = |snapshot: &StoredSnapshot| snapshot.parts.iter().map(|part| part.len() as u64).sum();
+            let replaced: u64 = log.snapshot.as_ref().map_or(0, bytes);
+            let takes: u64 = bytes(&snapshot);
             let covered = (snapshot.version - log.pruned) as usize;
-            freed = log.entries.drain(..covered).map(|entry| entry.len() as u64).sum();
+            let entries: u64 = log.entries.drain(..covered).map(|entry| entry.len() as u64).sum();
+            freed = (entries + replaced).saturating_sub(takes);
             log.pruned = snapshot.version;
             log.snapshot = Some(snapshot);
         }

@@ -18,7 +18,7 @@ use ron_registry::{
 
 use super::world::{
     DAY, LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal,
-    policy, signer, soon, start, start_with,
+    measured, policy, scraped, signer, soon, start, start_with,
 };
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
@@ -31,10 +31,8 @@ fn missing(outcome: Outcome) -> Vec<String> {
 }
 
 /// What a scrape sees of one counter.
-fn scraped(registry: &Prometheus, line: &str) -> String {
-    let mut text = String::new();
-    ron_core::prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    text.lines().find(|found| found.starts_with(line)).unwrap_or_default().to_owned()
+fn line_of(registry: &Prometheus, begin: &str) -> String {
+    scraped(registry).lines().find(|found| found.starts_with(begin)).unwrap_or_default().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,7 +98,7 @@ async fn what_does_not_fit_is_told_why() {
     let head = registry.head();
     assert_eq!(registry.propose(stale, soon()).await, Err(RegistryError::ChainMismatch { head }));
     assert_eq!(
-        scraped(&scrape, "ron_registry_commit_cas_fail_total"),
+        line_of(&scrape, "ron_registry_commit_cas_fail_total"),
         "ron_registry_commit_cas_fail_total 1"
     );
     let fresh = fixed(head);
@@ -127,12 +125,12 @@ async fn what_does_not_fit_is_told_why() {
     ));
     for reason in ["not_a_signer", "expired", "signature", "other_log"] {
         let line = format!("ron_registry_approval_rejects_total{{reason=\"{reason}\"}}");
-        assert_eq!(scraped(&scrape, &line), format!("{line} 1"));
+        assert_eq!(line_of(&scrape, &line), format!("{line} 1"));
     }
-    assert_eq!(scraped(&scrape, "ron_registry_pending_proposals"), "ron_registry_pending_proposals 1.0");
-    assert_eq!(scraped(&scrape, "ron_registry_commits_total"), "ron_registry_commits_total 3");
-    assert_eq!(scraped(&scrape, "ron_registry_head_version"), "ron_registry_head_version 3.0");
-    assert_eq!(scraped(&scrape, "ron_registry_commit_seconds_count"), "ron_registry_commit_seconds_count 3");
+    assert_eq!(line_of(&scrape, "ron_registry_pending_proposals"), "ron_registry_pending_proposals 1.0");
+    assert_eq!(line_of(&scrape, "ron_registry_commits_total"), "ron_registry_commits_total 3");
+    assert_eq!(line_of(&scrape, "ron_registry_head_version"), "ron_registry_head_version 3.0");
+    assert_eq!(line_of(&scrape, "ron_registry_commit_seconds_count"), "ron_registry_commit_seconds_count 3");
     assert_eq!(registry.entry(9, soon()).await, Err(RegistryError::NotFound { head: 3 }));
     assert_eq!(registry.prove(9).unwrap_err(), RegistryError::NotFound { head: 3 });
     assert_eq!(registry.prove_consistency(1, 9), Err(RegistryError::NotFound { head: 3 }));
@@ -359,12 +357,7 @@ async fn nobody_is_told_of_a_head_that_is_not_durable() {
 #[tokio::test(start_paused = true)]
 async fn who_has_lost_the_head_is_told_before_anything_is_verified() {
     let host = host();
-    let mut scrape = Prometheus::default();
-    let metrics = Metrics::register("ron_registry", &mut scrape);
-    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
-    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
-    let registry = builder.start(store.clone(), &host).await.unwrap();
-    registry.found(policy(1, 1), soon()).await.unwrap();
+    let (registry, store, scrape) = measured(&host).await;
     let fixed = |name: &str, head| {
         let plain = draft(&registry, name, "x");
         Proposal::new(ORIGIN, 1, plain.expires(), plain.action().clone(), Some(head)).unwrap()
@@ -415,9 +408,9 @@ async fn who_has_lost_the_head_is_told_before_anything_is_verified() {
     let told = registry.submit(last.clone(), approvals(&last, &[0]), soon()).await;
     assert!(matches!(told, Ok(Outcome::Committed(_))), "{told:?}");
     let line = "ron_registry_approval_rejects_total{reason=\"signature\"}";
-    assert_eq!(scraped(&scrape, line), format!("{line} 1"));
+    assert_eq!(line_of(&scrape, line), format!("{line} 1"));
     assert_eq!(
-        scraped(&scrape, "ron_registry_commit_cas_fail_total"),
+        line_of(&scrape, "ron_registry_commit_cas_fail_total"),
         "ron_registry_commit_cas_fail_total 2"
     );
     host.shutdown().await;
@@ -456,12 +449,7 @@ async fn a_lost_answer_is_settled() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_stalls_is_said_and_found_again() {
     let host = host();
-    let mut scrape = Prometheus::default();
-    let metrics = Metrics::register("ron_registry", &mut scrape);
-    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
-    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
-    let registry = builder.start(store.clone(), &host).await.unwrap();
-    registry.found(policy(1, 1), soon()).await.unwrap();
+    let (registry, store, scrape) = measured(&host).await;
     store.be(Oddity::Slow(Duration::from_secs(3600)));
     let proposal = draft(&registry, "a", "x");
     let call = registry.submit(proposal.clone(), approvals(&proposal, &[0]), Deadline::after(DAY));
@@ -483,13 +471,13 @@ async fn a_store_that_stalls_is_said_and_found_again() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(registry.status().ready.writes);
     let late = "ron_registry_io_timeouts_total{op=\"commit\"}";
-    assert_eq!(scraped(&scrape, late), format!("{late} 1"));
+    assert_eq!(line_of(&scrape, late), format!("{late} 1"));
     let seek = "ron_registry_storage_backoff_total{op=\"seek\"}";
-    assert_ne!(scraped(&scrape, seek), "");
+    assert_ne!(line_of(&scrape, seek), "");
     let append = "ron_registry_storage_backoff_total{op=\"append\"}";
-    assert_eq!(scraped(&scrape, append), format!("{append} 1"));
-    assert_ne!(scraped(&scrape, "ron_registry_backoff_retries_total{op=\"store\"}"), "");
-    assert_ne!(scraped(&scrape, "ron_registry_storage_backoff_total{op=\"verify\"}"), "");
+    assert_eq!(line_of(&scrape, append), format!("{append} 1"));
+    assert_ne!(line_of(&scrape, "ron_registry_backoff_retries_total{op=\"store\"}"), "");
+    assert_ne!(line_of(&scrape, "ron_registry_storage_backoff_total{op=\"verify\"}"), "");
     // What was decided and could not be committed still has its approvals.
     let again = registry.propose(proposal, soon()).await.unwrap();
     assert!(matches!(again, Outcome::Committed(receipt) if receipt.version == 2));
@@ -512,7 +500,7 @@ async fn readers_get_over_a_store_that_is_busy_for_a_moment() {
     store.be(Oddity::BusyReads(2));
     assert_eq!(registry.entry(1, soon()).await.unwrap().version(), 1);
     let retries = "ron_registry_backoff_retries_total{op=\"read\"}";
-    assert_eq!(scraped(&scrape, retries), format!("{retries} 2"));
+    assert_eq!(line_of(&scrape, retries), format!("{retries} 2"));
     // Updates, and what content was bound as, read the same way.
     store.be(Oddity::BusyReads(2));
     assert_eq!(registry.updates(1).next().await.unwrap().unwrap().version, 1);
@@ -525,13 +513,13 @@ async fn readers_get_over_a_store_that_is_busy_for_a_moment() {
     assert!(matches!(busy, RegistryError::StorageBusy { .. }), "{busy:?}");
     assert_eq!(busy.retry_after(), Some(Duration::from_millis(1)));
     let backoff = "ron_registry_storage_backoff_total{op=\"read\"}";
-    assert_eq!(scraped(&scrape, backoff), format!("{backoff} 1"));
+    assert_eq!(line_of(&scrape, backoff), format!("{backoff} 1"));
     // What does not end is told in time.
     store.be(Oddity::Stuck);
     let late = registry.entry(1, Deadline::after(Duration::from_secs(1))).await.unwrap_err();
     assert!(matches!(late, RegistryError::Timeout { .. }), "{late:?}");
     let timeouts = "ron_registry_io_timeouts_total{op=\"read\"}";
-    assert_eq!(scraped(&scrape, timeouts), format!("{timeouts} 1"));
+    assert_eq!(line_of(&scrape, timeouts), format!("{timeouts} 1"));
     host.shutdown().await;
 }
 
@@ -729,11 +717,11 @@ async fn settings_that_cannot_be_are_named() {
     registry.reload(Settings { verify_slice: 7, ..settings.clone() }).unwrap();
     assert_eq!(registry.settings().verify_slice, 7);
     let failed = "ron_registry_reload_fail_total{reason=\"config\"}";
-    assert_eq!(scraped(&scrape, failed), format!("{failed} 2"));
+    assert_eq!(line_of(&scrape, failed), format!("{failed} 2"));
     registry.reload_by(ReloadSource::Signal, Settings { verify_slice: 8, ..settings.clone() }).unwrap();
     for source in ["host", "signal"] {
         let line = format!("ron_registry_reload_success_total{{source=\"{source}\"}}");
-        assert_eq!(scraped(&scrape, &line), format!("{line} 1"));
+        assert_eq!(line_of(&scrape, &line), format!("{line} 1"));
     }
     let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
     let none = Settings { approvals_lane: 0, ..settings };

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use ron_core::{Deadline, Metrics, TaskSpec, now, prometheus_client::registry::Registry as Prometheus};
 use ron_registry::{Registry, RegistryError, Settings, store::MemoryStore};
 
-use super::world::{LOG_KEY, ORIGIN, Odd, Oddity, bind, clock, draft, founded, host, policy, soon, start};
+use super::world::{
+    LOG_KEY, ORIGIN, Odd, Oddity, bind, clock, draft, founded, host, policy, scraped, soon, start,
+};
 
 const CALLER: TaskSpec = TaskSpec::new("test", "caller");
 const HOUR: Duration = Duration::from_secs(3600);
@@ -39,8 +41,7 @@ async fn a_full_queue_refuses_at_once() {
     assert!(matches!(refused, RegistryError::Busy { what: "proposals", .. }), "{refused:?}");
     assert_eq!(before.elapsed(), Duration::ZERO);
     assert!(!registry.status().ready.writes);
-    let mut text = String::new();
-    ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+    let text = scraped(&scrape);
     let counted = |family: &str| {
         let lines = text.lines().filter(|line| line.starts_with(family) && line.contains("\"proposals\""));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()

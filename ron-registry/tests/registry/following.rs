@@ -18,12 +18,12 @@ use ron_registry::{
     Retention, Settings, Source, SourceError, TreeHash,
     logic::tiles::Tree,
     net::Links,
-    store::{BoxFuture, LogStore, MemoryStore},
+    store::{BoxFuture, LogStore, MemoryStore, StoreError},
 };
 
 use super::world::{
-    LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, founded, host, journal, policy,
-    soon, start, start_with,
+    LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_many, clock, draft, follow, founded, host, journal,
+    policy, reaches, scraped, soon, start, start_with, trust,
 };
 
 /// What a source does with what it is asked.
@@ -128,25 +128,6 @@ impl Source for Told {
     }
 }
 
-fn trust() -> LogTrust {
-    LogTrust::new(NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).unwrap().verifier().clone())
-}
-
-async fn follow(source: impl Source, store: Arc<dyn LogStore>, host: &Supervisor) -> Registry {
-    Registry::follower(trust(), source).clock(clock()).start(store, host).await.unwrap()
-}
-
-/// Until the follower has come to `version`; half a minute is long for it.
-async fn reaches(follower: &Registry, version: u64) {
-    let reached = async {
-        while follower.head().version < version {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let reached = Deadline::after(Duration::from_secs(30)).limit("follow", reached).await;
-    assert!(reached.is_ok(), "it is at {}: {:?}", follower.head().version, follower.status().ready);
-}
-
 async fn catches(follower: &Registry, kind: EvidenceKind) -> Evidence {
     let caught = async {
         loop {
@@ -237,8 +218,7 @@ async fn a_fork_is_refused_and_proven() {
     let told = told.lock().unwrap().clone();
     assert_eq!(told.len(), 2, "each is told once");
     assert!(told[0].starts_with("fork at ") && told[0].contains(&fork.theirs.to_string()), "{}", told[0]);
-    let mut text = String::new();
-    ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+    let text = scraped(&scrape);
     assert!(text.contains("ron_registry_follow_refused_total{kind=\"fork\"}"), "{text}");
     assert!(text.contains("ron_registry_source_version 4"), "{text}");
 
@@ -247,6 +227,43 @@ async fn a_fork_is_refused_and_proven() {
     bind(&one, "d", "x", &[0]).await.unwrap();
     reaches(&follower, 4).await;
     assert!(!follower.status().ready.reads && follower.evidence().len() == 2);
+    host.shutdown().await;
+}
+
+/// A source that is away or gives something false, and a store that takes nothing: each is counted under what it is.
+#[tokio::test(start_paused = true)]
+async fn rounds_that_come_to_nothing_are_counted() {
+    let host = host();
+    let (registry, _) = founded(&host, 1, 1).await;
+    let source = Told::of(&registry);
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let mut scrape = Prometheus::default();
+    let follower = Registry::follower(trust(), source.clone())
+        .clock(clock())
+        .metrics(Metrics::register("ron_registry", &mut scrape))
+        .start(store.clone(), &host)
+        .await
+        .unwrap();
+    reaches(&follower, 1).await;
+    let count = |what: &str| {
+        let line = format!("ron_registry_follow_errors_total{{what=\"{what}\"}} ");
+        let text = scraped(&scrape);
+        text.lines().find_map(|found| found.strip_prefix(&line)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    assert_eq!(["source", "false", "store"].map(count), [0; 3]);
+    source.be(Habits { away: true, ..Habits::default() });
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(count("source") > 0 && count("false") == 0 && count("store") == 0);
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    source.be(Habits { flips: Some(2), ..Habits::default() });
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(count("false") > 0 && count("store") == 0);
+    store.be(Oddity::Fail(StoreError::NoSpace));
+    source.be(Habits::default());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(count("store") > 0 && follower.head().version == 1);
+    store.be(Oddity::None);
+    reaches(&follower, 2).await;
     host.shutdown().await;
 }
 

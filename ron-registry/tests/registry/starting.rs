@@ -14,14 +14,15 @@ use ron_core::{
     sim::{CrashStyle, SimDisk},
 };
 use ron_registry::{
-    Content, EvidenceKind, KeyKind, LogTrust, NoteSigner, Outcome, Policy, Registry, RegistryError, Signer,
-    SnapshotOffer, Source, SourceError, TreeHash,
+    Content, EvidenceKind, Outcome, Policy, Registry, RegistryError, Signer, SnapshotOffer, Source,
+    SourceError, TreeHash,
     net::Links,
     store::{BoxFuture, LogStore, MemoryStore},
 };
 
 use super::world::{
-    DAY, LOG_KEY, ORIGIN, approvals, bind, bind_many, clock, founded, host, journal, signer, soon,
+    DAY, approvals, bind, bind_many, clock, follow, founded, host, journal, reaches, scraped, signer, soon,
+    trust,
 };
 
 /// How a source lies about its snapshot.
@@ -133,24 +134,6 @@ impl Source for Told {
             Ok(())
         })
     }
-}
-
-fn trust() -> LogTrust {
-    LogTrust::new(NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).unwrap().verifier().clone())
-}
-
-async fn follow(source: impl Source, store: Arc<dyn LogStore>, host: &Supervisor) -> Registry {
-    Registry::follower(trust(), source).clock(clock()).start(store, host).await.unwrap()
-}
-
-async fn reaches(follower: &Registry, version: u64) {
-    let reached = async {
-        while follower.head().version < version {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let reached = Deadline::after(Duration::from_secs(30)).limit("follow", reached).await;
-    assert!(reached.is_ok(), "it is at {}: {:?}", follower.head().version, follower.status().ready);
 }
 
 /// A log with 600 entries and another policy than it began with, of which 512 are pruned.
@@ -265,8 +248,7 @@ async fn a_forged_snapshot_is_refused_and_kept_as_evidence() {
         assert_eq!((follower.head().version, follower.status().ready.reads), (0, false), "{lie:?}");
         assert_eq!(store.tail(soon()).await.unwrap().version, 0, "{lie:?}: nothing is kept of it");
         assert!(source.asked.lock().unwrap().iter().all(|part| *part == 0), "nobody gathers what is false");
-        let mut text = String::new();
-        ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+        let text = scraped(&scrape);
         assert!(text.contains("ron_registry_follow_refused_total{kind=\"snapshot\"}"), "{text}");
         // It may have been a mirror: the log itself has done nothing.
         *source.lie.lock().unwrap() = Lie::None;

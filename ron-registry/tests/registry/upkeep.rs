@@ -10,7 +10,7 @@ use std::{
 };
 
 use ron_core::{
-    Affects, Deadline, Metrics,
+    Affects, ContentId, Deadline, Metrics,
     disk::Disk,
     net::{Endpoint, Identity},
     prometheus_client::registry::Registry as Prometheus,
@@ -26,13 +26,13 @@ use ron_registry::{
 
 use super::world::{
     LOG_KEY, ORIGIN, Odd, Oddity, approvals, bind, bind_again, bind_many, clock, draft, founded, host,
-    journal, policy, soon, start,
+    journal, measured, policy, scraped, soon, start,
 };
 
-fn scraped(registry: &Prometheus, line: &str) -> f64 {
-    let mut text = String::new();
-    ron_core::prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    let found = text.lines().find(|found| found.starts_with(line));
+/// What a scrape sees of one counter or gauge.
+fn value(registry: &Prometheus, begin: &str) -> f64 {
+    let text = scraped(registry);
+    let found = text.lines().find(|found| found.starts_with(begin));
     found.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_default()
 }
 
@@ -144,16 +144,16 @@ async fn a_busy_pruner_skips_cycles() {
     store.be(Oddity::Stuck);
     bind_again(&registry, 300).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
-    assert!(scraped(&scrape, "ron_registry_retention_skipped_total") >= 5.0);
+    assert!(value(&scrape, "ron_registry_retention_skipped_total") >= 5.0);
     assert_eq!(registry.status().first, 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let backoff = "ron_registry_storage_backoff_total{op=\"prune\"}";
-    assert!(scraped(&scrape, backoff) >= 1.0, "it gives up in time");
+    assert!(value(&scrape, backoff) >= 1.0, "it gives up in time");
     assert_eq!(bind(&registry, "meanwhile", "x", &[0]).await.unwrap().version, 302, "commits go on");
     store.be(Oddity::None);
     tokio::time::sleep(Duration::from_secs(80)).await;
     assert_eq!(registry.status().first, 257);
-    assert!(scraped(&scrape, "ron_registry_pruned_bytes_total") > 0.0);
+    assert!(value(&scrape, "ron_registry_pruned_bytes_total") > 0.0);
     host.shutdown().await;
 }
 
@@ -169,7 +169,7 @@ async fn a_flipped_bit_is_found_and_named() {
     registry.found(policy(1, 1), soon()).await.unwrap();
     bind_many(&host, &registry, 0..99).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let verified = scraped(&scrape, "ron_registry_verified_version");
+    let verified = value(&scrape, "ron_registry_verified_version");
     assert!((30.0..=60.0).contains(&verified), "in slices: {verified}");
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(registry.status().ready.reads);
@@ -401,7 +401,7 @@ async fn a_stalled_publisher_holds_nobody_up() {
     tokio::time::sleep(Duration::from_secs(1020)).await;
     assert_eq!(*told.versions.lock().unwrap(), (1..=101).collect::<Vec<_>>());
     // What it had not taken from memory in time it was read from the log, and that is counted.
-    assert!(scraped(&scrape, "ron_registry_bus_lagged_total{topic=\"committed\"}") > 0.0);
+    assert!(value(&scrape, "ron_registry_bus_lagged_total{topic=\"committed\"}") > 0.0);
     host.shutdown().await;
 }
 
@@ -477,21 +477,38 @@ async fn the_inventory_is_what_runs() {
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_that_is_not_kept_in_time_is_counted() {
     let host = host();
-    let mut scrape = Prometheus::default();
-    let metrics = Metrics::register("ron_registry", &mut scrape);
-    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
-    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
-    let registry = builder.start(store.clone(), &host).await.unwrap();
-    registry.found(policy(1, 1), soon()).await.unwrap();
+    let (registry, store, scrape) = measured(&host).await;
     bind_again(&registry, 300).await;
     let patient = || Deadline::after(Duration::from_secs(3600));
     store.be(Oddity::StuckPrune);
     let late = registry.prune(256, patient()).await.unwrap_err();
     assert!(matches!(late, RegistryError::Timeout { .. }), "{late:?}");
-    assert_eq!(scraped(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
+    assert_eq!(value(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
     assert_eq!(registry.status().first, 1, "and nothing has gone");
     store.be(Oddity::None);
     assert!(registry.prune(256, patient()).await.unwrap() > 0);
-    assert_eq!(scraped(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
+    assert_eq!(value(&scrape, "ron_registry_io_timeouts_total{op=\"write\"}"), 1.0);
+    host.shutdown().await;
+}
+
+/// What binds some content is looked up in an index that is read from the log after each start.
+#[tokio::test(start_paused = true)]
+async fn content_that_is_not_indexed_yet_is_not_ready() {
+    let host = host();
+    let (registry, store) = founded(&host, 1, 1).await;
+    bind(&registry, "a", "x", &[0]).await.unwrap();
+    registry.shutdown().await;
+    let mut scrape = Prometheus::default();
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+    let builder = builder.metrics(Metrics::register("ron_registry", &mut scrape));
+    let registry = builder.start(store.clone(), &host).await.unwrap();
+    store.be(Oddity::Away);
+    let content = ContentId::of(b"x");
+    let late = registry.versions_of(content, Deadline::after(Duration::from_secs(1))).await;
+    assert_eq!(late, Err(RegistryError::NotReady { gate: "index" }));
+    assert!(late.unwrap_err().is_retryable());
+    store.be(Oddity::None);
+    assert_eq!(registry.versions_of(content, soon()).await, Ok(vec![2]));
+    assert_eq!(value(&scrape, "ron_registry_indexed_version"), 2.0);
     host.shutdown().await;
 }

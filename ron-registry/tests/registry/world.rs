@@ -10,9 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{Deadline, Supervisor, TaskSpec, journal::Salts, net::Identity, sim::SimDisk};
+use ron_core::{
+    Deadline, Metrics, Supervisor, TaskSpec, journal::Salts, net::Identity,
+    prometheus_client::registry::Registry as Prometheus, sim::SimDisk,
+};
 use ron_registry::{
-    Approval, Content, Outcome, Policy, Proposal, Receipt, Registry, RegistryError, Settings, Signer,
+    Approval, Content, KeyKind, LogTrust, NoteSigner, Outcome, Policy, Proposal, Receipt, Registry,
+    RegistryError, Settings, Signer, Source,
     store::{
         Appended, Block, BoxFuture, JournalStore, JournalStoreSettings, LogStore, MemoryStore, StoreError,
         StoredMemo, StoredSnapshot, Tail,
@@ -128,6 +132,44 @@ pub(crate) async fn journal(host: &Supervisor, disk: &SimDisk) -> Result<Arc<dyn
     let settings = JournalStoreSettings { segment_bytes: 32 << 10, salts: Salts::Seeded(1) };
     let store = JournalStore::open(host, Arc::new(disk.clone()), Path::new("log"), settings).await?;
     Ok(Arc::new(store))
+}
+
+/// A registry as [`founded`] makes it, by one signer, and what a scrape reads.
+pub(crate) async fn measured(host: &Supervisor) -> (Registry, Arc<Odd>, Prometheus) {
+    let mut scrape = Prometheus::default();
+    let store = Arc::new(Odd::over(Arc::new(MemoryStore::new())));
+    let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+    let builder = builder.metrics(Metrics::register("ron_registry", &mut scrape));
+    let registry = builder.start(store.clone(), host).await.unwrap();
+    registry.found(policy(1, 1), soon()).await.unwrap();
+    (registry, store, scrape)
+}
+
+/// All that a scrape sees.
+pub(crate) fn scraped(registry: &Prometheus) -> String {
+    let mut text = String::new();
+    ron_core::prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
+}
+
+/// The key of the log that [`start`] signs with.
+pub(crate) fn trust() -> LogTrust {
+    LogTrust::new(NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &LOG_KEY).unwrap().verifier().clone())
+}
+
+pub(crate) async fn follow(source: impl Source, store: Arc<dyn LogStore>, host: &Supervisor) -> Registry {
+    Registry::follower(trust(), source).clock(clock()).start(store, host).await.unwrap()
+}
+
+/// Until the follower has come to `version`; half a minute is long for it.
+pub(crate) async fn reaches(follower: &Registry, version: u64) {
+    let reached = async {
+        while follower.head().version < version {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let reached = Deadline::after(Duration::from_secs(30)).limit("follow", reached).await;
+    assert!(reached.is_ok(), "it is at {}: {:?}", follower.head().version, follower.status().ready);
 }
 
 /// How a store misbehaves.

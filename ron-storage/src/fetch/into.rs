@@ -90,7 +90,7 @@ pub(crate) async fn into_store(
     let shape = engine.shape().expect("known with the first group");
     let len = shape.size();
     let (existed, durability) = if resumed.is_err() && len <= u64::from(settings.small_bytes_max) {
-        let reserved = inner.objects.reserve_for(&id, len, &settings)?;
+        let reserved = inner.objects.reserve(Some(&id), len, &settings)?;
         let mut content = BytesMut::new();
         let mut got = first;
         let content = loop {
@@ -140,7 +140,7 @@ async fn begin(
     let objects = Arc::clone(&inner.objects);
     // Both or none, also if nobody waits for it any more.
     let both = move || {
-        let reserved = objects.reserve_for(&id, len, &settings)?;
+        let reserved = objects.reserve(Some(&id), len, &settings)?;
         let partial = objects.partials.begin(id, len, one)?;
         // From here on until it is an object or swept.
         reserved.keep();

@@ -110,13 +110,7 @@ pub fn kept(kept: &Kept) -> Router {
 /// deleted is deleted everywhere. With the routes below `/keeping/` that change something; these ask about
 /// `keeping.policy` and `keeping.nodes`.
 pub fn kept_guarded(kept: &Kept, authorizer: Arc<dyn Authorizer>) -> Router {
-    let guard = |name: &'static str, action: &'static str| {
-        Guard::new(name)
-            .in_flight(IN_FLIGHT)
-            .metrics(kept.store.metrics())
-            .no_compression()
-            .require(Arc::clone(&authorizer), action)
-    };
+    let guard = |name, action| super::guard(&kept.store, &authorizer, name, action);
     let puts = guard("storage_put", "objects.put").streaming();
     let nodes = guard("keeping_nodes", "keeping.nodes");
     let own: Router = Router::new()
@@ -134,7 +128,7 @@ pub fn kept_guarded(kept: &Kept, authorizer: Arc<dyn Authorizer>) -> Router {
         .route("/keeping/draining", put(drain).delete(undrain).route_layer(nodes.clone()))
         .route("/keeping/nodes/{node}", axum::routing::delete(forget).route_layer(nodes))
         .with_state(kept.clone());
-    super::guarded_rest(&kept.store, authorizer).merge(own)
+    super::guarded_rest(&kept.store, &authorizer).merge(own)
 }
 
 /// Lets an object that is not here be brought, and asks again.

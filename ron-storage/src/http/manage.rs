@@ -152,10 +152,7 @@ pub(super) async fn pin(
     path: IdPath,
     request: Request,
 ) -> Result<Json<PinBody>, Problem> {
-    let id = id(path)?;
-    Query::of(&request, &[])?;
-    let changed = for_client(store, &request).pin(id, deadline(&request)).await.map_err(problem)?;
-    Ok(Json(PinBody { id: id.to_string(), pinned: true, changed }))
+    set_pinned(store, path, request, true).await
 }
 
 pub(super) async fn unpin(
@@ -163,10 +160,20 @@ pub(super) async fn unpin(
     path: IdPath,
     request: Request,
 ) -> Result<Json<PinBody>, Problem> {
-    let id = id(path)?;
+    set_pinned(store, path, request, false).await
+}
+
+async fn set_pinned(
+    store: Store,
+    path: IdPath,
+    request: Request,
+    pinned: bool,
+) -> Result<Json<PinBody>, Problem> {
+    let (id, until) = (id(path)?, deadline(&request));
     Query::of(&request, &[])?;
-    let changed = for_client(store, &request).unpin(id, deadline(&request)).await.map_err(problem)?;
-    Ok(Json(PinBody { id: id.to_string(), pinned: false, changed }))
+    let store = for_client(store, &request);
+    let changed = if pinned { store.pin(id, until).await } else { store.unpin(id, until).await };
+    Ok(Json(PinBody { id: id.to_string(), pinned, changed: changed.map_err(problem)? }))
 }
 
 pub(super) async fn gc(State(store): State<Store>, request: Request) -> Result<Json<CollectedBody>, Problem> {

@@ -32,11 +32,7 @@ pub fn document() -> Value {
                 "head": object("What a GET would answer, without the bytes", false),
                 "put": guarded(op(
                     "Stores the body if it has this name",
-                    &[
-                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
-                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
-                        digest(),
-                    ],
+                    &put_parameters(),
                     Some(body()),
                     &[
                         (200, "It was there already", stored()),
@@ -68,11 +64,7 @@ pub fn document() -> Value {
                 )),
                 "post": guarded(op(
                     "Stores the body and says what it is called",
-                    &[
-                        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
-                        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
-                        digest(),
-                    ],
+                    &put_parameters(),
                     Some(body()),
                     &[
                         (200, "It was there already", stored()),
@@ -106,7 +98,7 @@ pub fn document() -> Value {
                     (404, "It is not here", problem()),
                 ])),
             },
-            "/usage": {"get": guarded(op("How much there is", &[], None, &[(200, "So much", json_of("Usage"))]))},
+            "/usage": {"get": guarded(op("How much there is", &[], None, &[(200, "The numbers", json_of("Usage"))]))},
             "/gc": {
                 "post": guarded(op(
                     "Deletes what is neither pinned nor young",
@@ -120,7 +112,7 @@ pub fn document() -> Value {
                     (200, "What was found", json_of("Scrubbed")),
                 ])),
             },
-            "/openapi.json": {"get": op("This document", &[], None, &[(200, "It", json!({"application/json": {}}))])},
+            "/openapi.json": {"get": op("This document", &[], None, &[(200, "The document", json!({"application/json": {}}))])},
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -161,11 +153,11 @@ pub fn kept() -> Value {
     deleted["responses"]["409"]["description"] = "It is pinned, or others claim it".into();
     let node = json!({"name": "node", "in": "path", "required": true, "schema": {"type": "string"}, "description": "64 lowercase hex digits"});
     let own = json!({
-        "/keeping/status": {"get": op("How objects and nodes are doing", &[], None, &[(200, "So", json_of("Keeping"))])},
+        "/keeping/status": {"get": op("How objects and nodes are doing", &[], None, &[(200, "The status", json_of("Keeping"))])},
         "/keeping/objects/{id}": {
             "parameters": [id()],
-            "put": guarded(op("Says how an object is kept from now on, and brings it here for that", &wishes(), None, &[
-                (200, "It is claimed so", json_of("Wish")),
+            "put": guarded(op("Changes how an object is kept, for which it is brought here", &wishes(), None, &[
+                (200, "It is claimed with this policy", json_of("Wish")),
                 (400, "The id or a parameter is not understood", problem()),
                 (404, "Nobody has it", problem()),
                 (413, "It is too large to be cut into shards", problem()),
@@ -174,12 +166,12 @@ pub fn kept() -> Value {
             ])),
         },
         "/keeping/draining": {
-            "put": guarded(op("Lets this node be emptied before it goes", &[], None, &[(200, "It is given nothing more", json_of("Draining"))])),
-            "delete": guarded(op("Takes that back", &[], None, &[(200, "It is", json_of("Draining"))])),
+            "put": guarded(op("Lets this node be emptied before it goes", &[], None, &[(200, "It is given nothing new from now on", json_of("Draining"))])),
+            "delete": guarded(op("Takes that back", &[], None, &[(200, "It is taken back", json_of("Draining"))])),
         },
         "/keeping/nodes/{node}": {
             "parameters": [node],
-            "delete": guarded(op("Does not wait for a node any more that will not come back", &[], None, &[
+            "delete": guarded(op("Stops waiting for a node that will not come back", &[], None, &[
                 (200, "It is forgotten", json_of("Forgotten")),
                 (400, "This is no name of a node", problem()),
                 (404, "It is not known, or listed in the settings", problem()),
@@ -279,7 +271,7 @@ fn object(summary: &str, has_ranges: bool) -> Value {
         (500, "It is damaged and not served", problem()),
     ];
     let mut parameters = vec![
-        query("filename", json!({"type": "string"}), "What a browser shall call it"),
+        query("filename", json!({"type": "string"}), "The name under which a browser stores it"),
         query("bytes", json!({"type": "string"}), "The ranges of a proof, as behind bytes= of Range"),
         header_parameter("If-None-Match", "Tags of what the client has"),
         header_parameter("If-Match", "Tags of what the client wants"),
@@ -320,6 +312,14 @@ fn header_parameter(name: &str, description: &str) -> Value {
 
 fn digest() -> Value {
     header_parameter("Content-Digest", "What the body hashes to: sha-256, sha-512 or blake3")
+}
+
+fn put_parameters() -> [Value; 3] {
+    [
+        query("pin", json!({"type": "boolean"}), "Pins it as it is stored"),
+        query("durability", json!({"enum": ["durable", "buffered"]}), "What to wait for"),
+        digest(),
+    ]
 }
 
 fn body() -> Value {

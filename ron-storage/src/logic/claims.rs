@@ -11,12 +11,12 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     ContentId, NodeId,
     net::{
         Identity, PublicKey, Signature, SignatureError,
-        cbor::{CborFault, read_array, read_only_map, required},
+        cbor::{self, CborFault, read_array, read_only_map, required},
     },
 };
 
@@ -347,8 +347,7 @@ impl Claim {
     ) -> Result<Verified, ClaimError> {
         let word = word.check()?;
         let owner = identity.public_key();
-        let mut cbor = Encoder::new(Vec::with_capacity(192));
-        let mut write = || {
+        let body = cbor::encode(192, |cbor| {
             let own = match word {
                 Word::Copies(_) | Word::Pin | Word::Tombstone { .. } => 1,
                 Word::Erasure(_) => 3,
@@ -367,9 +366,7 @@ impl Claim {
                 Word::Pin => cbor.u64(PIN)?.bool(true)?.ok(),
                 Word::Tombstone { retention } => cbor.u64(RETENTION)?.u64(retention)?.ok(),
             }
-        };
-        write().expect("writing to memory does not fail");
-        let body = cbor.into_writer();
+        });
         let signature = identity.sign(DOMAIN, &body);
         let encoded = [&signature.as_bytes()[..], &body].concat().into();
         Ok(Verified(Claim { owner, object, version, len, made, word, encoded }))

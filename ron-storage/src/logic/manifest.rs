@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     ContentId,
-    net::cbor::{read_array, read_list, read_only_map, required},
+    net::cbor::{self, read_array, read_list, read_only_map, required},
 };
 
 use super::claims::{ClaimError, Coding, Policy, SHARDS_MAX};
@@ -54,17 +54,14 @@ impl Manifest {
     /// The manifest as an object.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut cbor = Encoder::new(Vec::with_capacity(96 + 34 * self.shards.len()));
-        let mut write = || {
+        cbor::encode(96 + 34 * self.shards.len(), |cbor| {
             cbor.map(5)?.u64(OBJECT)?.bytes(self.object.as_bytes())?;
             cbor.u64(LEN)?.u64(self.len)?;
             cbor.u64(DATA)?.u8(self.data)?;
             cbor.u64(PARITY)?.u8(self.parity())?;
             cbor.u64(SHARDS)?.array(self.shards.len() as u64)?;
             self.shards.iter().try_for_each(|shard| cbor.bytes(shard.as_bytes())?.ok())
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer()
+        })
     }
 
     /// Its name.

@@ -12,7 +12,8 @@ use ron_core::{
     net::{
         Contact, Identity,
         cbor::{
-            CborFault, read_addrs, read_array, read_bytes, read_list, read_only_map, required, write_addrs,
+            self, CborFault, read_addrs, read_array, read_bytes, read_list, read_only_map, required,
+            write_addrs,
         },
     },
 };
@@ -135,20 +136,18 @@ impl Card {
     /// As it is sent.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut cbor = Encoder::new(Vec::new());
         let addrs = &self.addrs[..self.addrs.len().min(ADDRS_MAX)];
         let others = &self.others[..self.others.len().min(OTHERS_MAX)];
-        let mut write = || {
+        let card = cbor::encode(256, |cbor| {
             cbor.map(6)?.u64(ZONE)?.str(&self.zone)?.u64(WEIGHT)?.u32(self.weight)?.u64(ADDRS)?;
-            write_addrs(&mut cbor, addrs)?;
+            write_addrs(cbor, addrs)?;
             cbor.u64(LEAVES)?.bool(self.leaves)?.u64(OTHERS)?.array(others.len() as u64)?;
             for other in others {
-                write_contact(&mut cbor, other)?;
+                write_contact(cbor, other)?;
             }
             cbor.u64(PROOF)?.bytes(&self.proof)?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer().into()
+        });
+        card.into()
     }
 
     /// Reads what [`encode`](Self::encode) writes.
@@ -236,17 +235,15 @@ pub struct Known {
 /// Those who belong, as a file.
 #[must_use]
 pub fn write_file(members: &[(NodeId, Known)]) -> Bytes {
-    let mut cbor = Encoder::new(Vec::new());
-    let mut write = || {
+    let file = cbor::encode(64 + 128 * members.len(), |cbor| {
         cbor.map(2)?.u64(0)?.u64(FILE_VERSION)?.u64(1)?.array(members.len() as u64)?;
         for (id, known) in members {
             cbor.array(5)?.bytes(id.as_bytes())?.str(&known.zone)?.u32(known.weight)?.u64(known.seen)?;
-            write_addrs(&mut cbor, &known.addrs)?;
+            write_addrs(cbor, &known.addrs)?;
         }
-        Ok::<_, minicbor::encode::Error<std::convert::Infallible>>(())
-    };
-    write().expect("writing to memory does not fail");
-    cbor.into_writer().into()
+        Ok(())
+    });
+    file.into()
 }
 
 /// Reads what [`write_file`] writes.

@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     ContentId,
-    net::cbor::{CborFault, read_array, read_bytes, read_list, read_only_map, required},
+    net::cbor::{self, CborFault, read_array, read_bytes, read_list, read_only_map, required},
 };
 
 use super::inventory::{LISTED_MAX, PARTS, Part, Prefix, QUESTION_PARTS_MAX, Question, Told};
@@ -154,14 +154,6 @@ pub enum Taking {
     Declined(Decline),
 }
 
-type Written = Result<(), minicbor::encode::Error<std::convert::Infallible>>;
-
-fn written(room: usize, write: impl FnOnce(&mut Encoder<Vec<u8>>) -> Written) -> Bytes {
-    let mut cbor = Encoder::new(Vec::with_capacity(room));
-    write(&mut cbor).expect("writing to memory does not fail");
-    cbor.into_writer().into()
-}
-
 fn read_ids(cbor: &mut Decoder<'_>) -> Result<Vec<ContentId>, CborFault> {
     let bytes = read_bytes(cbor, ("ids", 32 * IDS_MAX))?;
     let ids = bytes.chunks_exact(32);
@@ -178,7 +170,7 @@ fn joined(ids: &[ContentId]) -> Vec<u8> {
 /// The question which of these objects are there.
 #[must_use]
 pub fn write_have(ids: &[ContentId]) -> Bytes {
-    written(8 + 32 * ids.len(), |cbor| cbor.map(1)?.u64(0)?.bytes(&joined(ids))?.ok())
+    cbor::encode(8 + 32 * ids.len(), |cbor| cbor.map(1)?.u64(0)?.bytes(&joined(ids))?.ok()).into()
 }
 
 /// Reads [`write_have`].
@@ -210,7 +202,7 @@ impl Holding {
                 Held::Complete(_) => 2,
             })
             .collect();
-        written(16 + 10 * states.len(), |cbor| {
+        cbor::encode(16 + 10 * states.len(), |cbor| {
             cbor.map(3)?.u64(0)?.bool(self.is_durable)?.u64(1)?.bytes(&states)?.u64(2)?;
             let lengths = self.held.iter().filter_map(Held::len);
             cbor.array(lengths.clone().count() as u64)?;
@@ -219,6 +211,7 @@ impl Holding {
             }
             cbor.ok()
         })
+        .into()
     }
 
     /// Reads [`encode`](Self::encode).
@@ -276,7 +269,7 @@ impl Want {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        written(64 + 20 * self.ranges.len(), |cbor| {
+        cbor::encode(64 + 20 * self.ranges.len(), |cbor| {
             let keys = 1 + u64::from(!self.ranges.is_empty()) + u64::from(self.with_last);
             cbor.map(keys)?.u64(0)?.bytes(self.id.as_bytes())?;
             if !self.ranges.is_empty() {
@@ -290,6 +283,7 @@ impl Want {
             }
             cbor.ok()
         })
+        .into()
     }
 
     /// Reads [`encode`](Self::encode).
@@ -327,10 +321,11 @@ impl Offer {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        written(64 + self.claim.len(), |cbor| {
+        cbor::encode(64 + self.claim.len(), |cbor| {
             cbor.map(3)?.u64(0)?.bytes(self.id.as_bytes())?.u64(1)?.u64(self.len)?;
             cbor.u64(2)?.bytes(&self.claim)?.ok()
         })
+        .into()
     }
 
     /// Reads [`encode`](Self::encode).
@@ -375,9 +370,10 @@ impl Taking {
         while !words.is_char_boundary(end) {
             end -= 1;
         }
-        written(24 + end, |cbor| {
+        cbor::encode(24 + end, |cbor| {
             cbor.map(3)?.u64(0)?.u64(kind)?.u64(1)?.u64(number)?.u64(2)?.str(&words[..end])?.ok()
         })
+        .into()
     }
 
     /// Reads [`encode`](Self::encode).
@@ -418,13 +414,14 @@ impl Taking {
 /// A question for a comparison.
 #[must_use]
 pub fn write_question(question: &Question) -> Bytes {
-    written(16 + 60 * question.len(), |cbor| {
+    cbor::encode(16 + 60 * question.len(), |cbor| {
         cbor.map(1)?.u64(0)?.array(4 * question.len() as u64)?;
         for (prefix, told) in question {
             cbor.u16(prefix.bits())?.bytes(prefix.bytes())?.u64(told.count)?.bytes(&told.fingerprint)?;
         }
         cbor.ok()
     })
+    .into()
 }
 
 /// Reads [`write_question`].
@@ -466,7 +463,7 @@ fn read_told(cbor: &mut Decoder<'_>) -> Result<Told, CborFault> {
 /// The answer to a question for a comparison.
 #[must_use]
 pub fn write_parts(parts: &[Part]) -> Bytes {
-    written(16 + 64 * parts.len(), |cbor| {
+    cbor::encode(16 + 64 * parts.len(), |cbor| {
         cbor.map(1)?.u64(0)?.array(parts.len() as u64)?;
         for part in parts {
             match part {
@@ -482,6 +479,7 @@ pub fn write_parts(parts: &[Part]) -> Bytes {
         }
         cbor.ok()
     })
+    .into()
 }
 
 /// Reads [`write_parts`].

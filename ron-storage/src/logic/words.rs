@@ -1,10 +1,10 @@
 //! What nodes say to each other about claims: a kind and some byte strings, in CBOR.
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     ContentId,
-    net::cbor::{CborFault, read_bytes, read_list, read_only_map, required},
+    net::cbor::{self, CborFault, read_bytes, read_list, read_only_map, required},
 };
 
 use super::{
@@ -74,14 +74,12 @@ pub const NOT_NOW: u8 = 2;
 #[must_use]
 pub fn write(kind: Kind, items: &[Bytes]) -> Bytes {
     let len = items.iter().map(|item| item.len() + 9).sum::<usize>() + 16;
-    let mut cbor = Encoder::new(Vec::with_capacity(len));
-    let mut write = || {
+    let message = cbor::encode(len, |cbor| {
         cbor.map(2)?.u64(KIND)?.u8(kind.number())?;
         cbor.u64(ITEMS)?.array(items.len() as u64)?;
         items.iter().try_for_each(|item| cbor.bytes(item)?.ok())
-    };
-    write().expect("writing to memory does not fail");
-    cbor.into_writer().into()
+    });
+    message.into()
 }
 
 /// Reads what [`write()`] writes.

@@ -156,6 +156,7 @@ async fn objects_of_all_lengths_come_whole() {
     assert_eq!((scrubbed.objects, scrubbed.damaged.len()), (10, 0));
     assert_eq!(taker.count("fetches_total{result=\"done\"}"), 10);
     assert_eq!(taker.count("fetches_total{result=\"existed\"}"), 10);
+    assert_eq!(taker.count("fetch_seconds_count"), 10, "of those that came");
 }
 
 /// What bytes wait for, and when they flowed.
@@ -237,6 +238,11 @@ async fn who_cannot_is_named_with_its_reason() {
     let fetched = fetcher.fetch(scene.id, &[peer], soon()).await.unwrap();
     assert!(fetched.received < 4_000_000, "what the liar sent before it lied is not fetched again");
     assert!(scene.has_it().await);
+    // Nobody to ask, and the store does not say any more whether it is here: that has failed, too.
+    scene.taker.host.shutdown().await;
+    let stopped = fetcher.fetch(scene.id, &[], soon()).await;
+    assert!(stopped.is_err(), "{stopped:?}");
+    assert_eq!(scene.taker.count("fetches_total{result=\"failed\"}"), 3);
 }
 
 #[tokio::test(start_paused = true)]

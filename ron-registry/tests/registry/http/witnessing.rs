@@ -20,7 +20,7 @@ use ron_registry::{
 };
 
 use super::{Host, PATIENCE};
-use crate::world::{LOG_KEY, ORIGIN, bind, bind_again, clock, founded, policy, soon, start};
+use crate::world::{LOG_KEY, ORIGIN, bind, bind_again, clock, founded, policy, scraped, soon, start};
 
 /// A witness as C2SP `tlog-witness` has it, for one log.
 struct Seeing {
@@ -174,8 +174,7 @@ async fn what_witnesses_have_signed_is_followed() {
     }
     let entry = client.entry(15, soon()).await.unwrap();
     client.clone().cosigned().proof(15, soon()).await.unwrap().verify(&entry, &trust).unwrap();
-    let mut text = String::new();
-    ron_core::prometheus_client::encoding::text::encode(&mut text, &scrape).unwrap();
+    let text = scraped(&scrape);
     assert!(text.contains("ron_registry_cosigned_version 20"), "{text}");
     host.shutdown().await;
 }
@@ -191,13 +190,17 @@ async fn nothing_is_pruned_before_witnesses_were_heard() {
     first.found(policy(1, 1), soon()).await.unwrap();
     bind_again(&first, 599).await;
     first.shutdown().await;
+    let mut scrape = Prometheus::default();
+    let metrics = Metrics::register("ron_registry", &mut scrape);
     let open = |url: &str| {
         let witness = Witness::new(url, key.clone()).unwrap();
-        let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock());
+        let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics.clone());
         builder.witnesses([witness], 1, Duration::from_millis(20)).start(store.clone(), &host)
     };
     let registry = open("http://127.0.0.1:1/w").await.unwrap();
     assert_eq!(registry.prune(512, soon()).await, Ok(0));
+    let is_counted = || scraped(&scrape).contains("ron_registry_witness_errors_total{what=\"away\"}");
+    until("a witness that is away is counted", is_counted).await;
     assert_eq!(registry.status().first, 1);
     registry.shutdown().await;
     let registry = open(&url).await.unwrap();
