@@ -1,7 +1,7 @@
-//! One lookup and everybody who waits for it: the same key asked twice runs once.
+//! One lookup and all callers that wait for it: a key that is asked for twice is looked up once.
 //!
-//! A lookup belongs to nobody who waits for it. Whoever gives up leaves it to the others, and what it finds goes into the
-//! cache before its place is free, so that no caller can come in between and begin another.
+//! A lookup does not belong to any of its callers: one that gives up leaves it to the others. Its answer goes into the cache
+//! before its place is free, so that no caller can begin a second lookup in between.
 
 use std::{
     sync::{
@@ -23,13 +23,13 @@ use crate::{
 pub(crate) const FLIGHTS: LockSpec = LockSpec::new("ron-index", "flights", 500)
     .guards("which keys are being looked up; held for a map operation and a push");
 
-/// Past its budget a lookup has so long to say what it has.
+/// How long after its deadline a lookup may take to report what it has found.
 pub(crate) const GRACE: Duration = Duration::from_millis(25);
 
-/// What is known of a lookup so far.
+/// The progress of a lookup.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
-    /// Whom it has found.
+    /// The providers found so far, with the labels of their sources.
     pub(crate) providers: Vec<(Provider, &'static str)>,
     /// How it ended.
     pub(crate) outcome: Option<Result<Arc<Entry>, IndexError>>,
@@ -41,7 +41,7 @@ pub(crate) struct Flight {
     pub(crate) key: Key,
     pub(crate) deadline: Deadline,
     pub(crate) began: Instant,
-    /// Whether nobody asked for it: a refresh or a warm-up.
+    /// Whether it is a refresh or a warm-up, which no caller asked for.
     pub(crate) is_background: bool,
     pub(crate) progress: Snapshot<Progress>,
     waiters: AtomicUsize,
@@ -85,7 +85,7 @@ impl Flight {
 pub(crate) struct Waiter(pub(crate) Arc<Flight>);
 
 impl Waiter {
-    /// The outcome. One who has about as long as the lookup itself waits for what that has to say at its end.
+    /// Waits for the outcome until [`patience`](Self::patience) is over.
     pub(crate) async fn outcome(&self, deadline: Deadline) -> Result<Arc<Entry>, IndexError> {
         let until = self.patience(deadline);
         let mut progress = self.0.progress.watch();
@@ -97,6 +97,7 @@ impl Waiter {
         }
     }
 
+    /// How long to wait: until `deadline`, or, if that is about when the lookup ends, until the lookup has reported.
     pub(crate) fn patience(&self, deadline: Deadline) -> Deadline {
         let end = self.0.deadline.instant() + GRACE;
         if deadline.instant() + GRACE >= self.0.deadline.instant() { Deadline::at(end) } else { deadline }

@@ -11,10 +11,10 @@ pub(crate) const FOLLOWER: TaskSpec = TaskSpec::new("ron-index", "purger")
     .restart(Restart::PATIENT)
     .what("reads the updates of a registry and has the names forgotten that they change");
 
-/// How long the janitor may take for a purge before that is told: a name that has changed is answered as it was until then.
+/// How long the janitor may take for a purge before that is logged: until then, a changed name is answered as it was.
 const PURGE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The pause after a store that could not be read.
+/// The pause after the store of the registry could not be read.
 const READ_PAUSE: Duration = Duration::from_millis(500);
 
 /// Reads updates behind version `since` until the stop or the end of the registry; after a failure of its own, what it may have
@@ -39,7 +39,7 @@ pub(crate) async fn follow(inner: Arc<Inner>, registry: Registry, since: Option<
                     forget(Stale::Name(Key::Name(name))).await;
                 }
             }
-            // Which names changed in what was pruned nobody knows any more.
+            // Which names changed in the pruned entries is not known any more.
             Some(Err(RegistryError::Lagging { first })) => {
                 updates.skip_to(first);
                 forget(Stale::Everything).await;
@@ -68,8 +68,8 @@ impl Stale {
     }
 }
 
-/// Has it forgotten, however long that takes: nobody says a second time that a name has changed. Each time it takes too long is
-/// counted by the lane. Ends early only where nothing is answered any more.
+/// Has it purged, however long that takes, because the registry reports a change only once. The lane counts each time that it
+/// takes too long. Ends early only when the index stops.
 async fn forget(writes: &Lane<Write>, stop: &Stop, stale: Stale) {
     let told = async {
         loop {

@@ -1,4 +1,4 @@
-//! What everybody in the index shares: sources, cache, who is looked up, how sources behave.
+//! What all tasks of the index share: sources, cache, running lookups, and how the sources behave.
 
 use std::{
     collections::HashMap,
@@ -38,13 +38,13 @@ pub(crate) const ADAPTING: LockSpec = LockSpec::new("ron-index", "adapting", 510
 pub(crate) const REPUTATION: LockSpec = LockSpec::new("ron-index", "reputation", 520)
     .guards("how providers delivered; held for one of them, or while one answer is ranked");
 
-/// Lookups that run though they are few, where that adapts.
+/// The least that the adaptive limit admits.
 const ADAPTIVE_MIN: usize = 8;
 
-/// Told to whoever finds as many lookups as may run: about one of them.
+/// When to try again after the limit of lookups was met: about as long as one takes.
 const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
 
-/// The part of the workers that refreshes may take.
+/// Refreshes and the warm-up may take one of so many workers.
 const REFRESH_PART: usize = 4;
 
 /// What the index learns about its sources while it asks them.
@@ -54,7 +54,7 @@ pub(crate) struct Adapting {
     pub(crate) limit: Option<AdaptiveLimit>,
 }
 
-/// Whom the index asks. The breaker of a source is at its number in all of them together.
+/// The sources. [`number`](Self::number) counts through all three kinds, and is where the breaker of a source is.
 pub(crate) struct Sources {
     pub(crate) names: Vec<Arc<dyn Names>>,
     pub(crate) manifests: Vec<Arc<dyn Manifests>>,
@@ -93,11 +93,11 @@ impl Sources {
     }
 }
 
-/// How the breaker of a source stands, for those who want to ask it.
+/// The state of the breaker of a source, as lookups see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BreakerView {
     pub(crate) state: BreakerState,
-    /// When it may be asked again, if it is left alone.
+    /// When the source will be probed, if its breaker is open.
     pub(crate) until: Instant,
 }
 
@@ -147,16 +147,16 @@ impl Adapting {
     }
 }
 
-/// For whom something is looked up.
+/// Why something is looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Purpose {
     /// For a caller: a client, or the host itself.
     Caller(Option<ClientKey>),
-    /// For nobody yet.
+    /// Nobody waits for it: a refresh or a warm-up.
     Background,
 }
 
-/// A place among those who wait, or an answer that came in between.
+/// A place among those who wait for a lookup, or an answer that arrived in the meantime.
 pub(crate) enum Joined {
     Waiting(Waiter),
     Known(Arc<Entry>),
@@ -217,7 +217,7 @@ impl Inner {
         client.map(|client| self.lookup_gate.enter(client, 0)).transpose()
     }
 
-    /// Tells those who wait how it ended, and makes its place free.
+    /// Ends a lookup: tells those who wait the outcome, and frees its place.
     pub(crate) fn land(&self, flight: &Arc<Flight>, outcome: Result<Arc<Entry>, IndexError>) {
         let was_current = take_out(&mut self.flights.lock(), flight);
         self.on_over(&flight.key);
@@ -234,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Takes a lookup that nobody waits for out. Says whether it did.
+    /// Removes a lookup if nobody waits for it any more. Says whether it did.
     pub(crate) fn skip_if_abandoned(&self, flight: &Arc<Flight>) -> bool {
         let mut flights = self.flights.lock();
         if !flight.is_abandoned() {
@@ -246,7 +246,7 @@ impl Inner {
         true
     }
 
-    /// Whoever asks from now on is not given what an earlier lookup finds.
+    /// Detaches the running lookup of `key`: whoever asks from now on does not join it.
     pub(crate) fn detach(&self, key: &Key) {
         let gone = self.flights.lock().remove(key);
         if gone.is_some_and(|flight| flight.is_background) {
@@ -254,7 +254,7 @@ impl Inner {
         }
     }
 
-    /// Asks for `key` anew, unless somebody does, or there is no room for what nobody waits for.
+    /// Begins a refresh of `key`, unless one is under way or there is no room for another in the background.
     pub(crate) fn refresh(&self, key: &Key, entry: Option<&Entry>) {
         if entry.is_some_and(|entry| entry.is_refreshing.swap(true, Ordering::AcqRel)) {
             return;
@@ -266,13 +266,13 @@ impl Inner {
         self.metrics.tally(REFRESHES, if begun { "begun" } else { "no_room" }).add(1);
     }
 
-    /// Whether a source may be asked now; if not, until when it is left alone.
+    /// `None` if a source may be asked now, else until when it is left alone.
     pub(crate) fn left_alone(&self, source: Source) -> Option<Instant> {
         let view = self.breakers.load()[self.sources.number(source)];
         (view.state != BreakerState::Closed).then_some(view.until)
     }
 
-    /// Counts how a source answered, and tells the one who decides whether it is left alone.
+    /// Counts how a source answered, and reports it to its breaker.
     pub(crate) fn behaved(&self, source: Source, error: Option<&SourceError>) {
         let counts = &self.of_source[self.sources.number(source)];
         match error {
@@ -286,7 +286,7 @@ impl Inner {
         if error.is_some() {
             counts.errors.add(1);
         }
-        // It says nothing about how sound the source is.
+        // That is no failure of the source.
         if matches!(error, Some(SourceError::NotReady { .. })) {
             return;
         }
@@ -301,7 +301,7 @@ impl Inner {
         SourceError::Panicked
     }
 
-    /// Whether there are sources of providers and all of them are left alone.
+    /// Whether there are sources of providers, but all of their breakers are open.
     pub(crate) fn has_nobody(&self) -> bool {
         let views = self.breakers.load();
         let mut providers =
@@ -309,7 +309,7 @@ impl Inner {
         providers.len() > 0 && providers.all(|view| view.state != BreakerState::Closed)
     }
 
-    /// A source that is left alone, the one that may be asked first, for the error that says so.
+    /// The error for when all sources are left alone. It names the one that will be probed first.
     pub(crate) fn breaker_open(&self) -> IndexError {
         let (views, now) = (self.breakers.load(), now());
         let open = self.sources.all().into_iter().filter_map(|source| {
@@ -322,7 +322,7 @@ impl Inner {
     }
 }
 
-/// Takes a lookup out, so that nobody can join it any more. Says whether it was still the one for its key.
+/// Removes a lookup, so that nobody can join it any more. Says whether it was still the one for its key.
 fn take_out(flights: &mut HashMap<Key, Arc<Flight>>, flight: &Arc<Flight>) -> bool {
     let is_current = flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight));
     if is_current {

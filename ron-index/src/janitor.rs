@@ -111,7 +111,7 @@ struct Pins {
 }
 
 impl Pins {
-    /// The answer about a pinned key takes so many bytes now. Says whether it may stay, with at most `max` for all of them.
+    /// The answer about a pinned key now takes `bytes`. Says whether it may stay, with at most `max` for all pinned answers.
     fn hold(&mut self, key: &Key, bytes: u64, max: u64) -> bool {
         let Some(held) = self.bytes.get_mut(key) else { return false };
         let others = self.total - *held;
@@ -126,7 +126,7 @@ impl Pins {
         held.is_some()
     }
 
-    /// The answers are gone, and the pins stay.
+    /// The answers were removed; the pins stay.
     fn release(&mut self) {
         self.bytes.values_mut().for_each(|held| *held = 0);
         self.total = 0;
@@ -164,13 +164,13 @@ impl CacheJanitor<'_> {
         let Finished { mut outcome, also, is_kept } = finished;
         let (now, staleness) = (now(), self.inner.settings.load().staleness());
         let known = self.inner.cache.peek(&flight.key);
-        // A source that is behind what it has proven before knows nothing: the newer answer is better, even a stale one.
+        // A source that is behind what it has proven before is not believed: the newer answer is better, even if it is stale.
         if let (Some(known), Ok(entry)) = (&known, &outcome) {
             if known.is_newer_than(entry) && known.freshness(now, &staleness) != Freshness::Over {
                 outcome = Err(IndexError::Unavailable);
             }
         }
-        // One that was detached read what has been purged since: it is told to those who waited, and not kept.
+        // A detached lookup may have read what was purged since: its callers get the answer, but it is not cached.
         let is_current =
             self.inner.flights.lock().get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
         match &outcome {

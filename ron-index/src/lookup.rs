@@ -1,4 +1,4 @@
-//! One lookup: asks sources as [`Resolve`] decides, and brings what they say back to it.
+//! The workers. Each runs one lookup at a time: it asks sources as [`Resolve`] decides, and reports their answers to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,11 +24,10 @@ use crate::{
     source::{Answered, Ask, Manifest, NameRecord, SourceError},
 };
 
-/// How long what was found may wait for the janitor before its callers are told anyway. Only a janitor that hangs takes
-/// longer.
+/// How long an answer may wait for the janitor before its callers get it anyway. Only a janitor that hangs takes longer.
 const HAND_OVER: Duration = Duration::from_secs(5);
 
-/// A question that is out.
+/// A question that a source has not answered yet.
 struct Slot {
     source: Source,
     began: Instant,
@@ -55,7 +54,7 @@ pub(crate) async fn work(inner: Arc<Inner>, inbox: Inbox<Arc<Flight>>) {
     }
 }
 
-/// Whoever waits is told something, whatever becomes of the worker.
+/// Ends the lookup with an error if the worker panics or is aborted, so that its callers do not wait for ever.
 struct Landing<'a> {
     inner: &'a Arc<Inner>,
     flight: Option<Arc<Flight>>,
@@ -153,7 +152,7 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
         inner.metrics.tally(HEDGES, if won { "won" } else { "lost" }).add(1);
     }
     let verdict = match resolve.verdict().cloned().unwrap_or(Verdict::Failed(Failure::Late)) {
-        // A node that is alone cannot say who has it. What the name stands for is proven all the same.
+        // A node without peers cannot find providers, but what the name stands for is proven all the same.
         Verdict::Failed(Failure::Failed) if failures.is_too_early() => {
             resolve.named().map_or(Verdict::Failed(Failure::Failed), Verdict::Found)
         }
@@ -162,7 +161,7 @@ async fn look_up(inner: &Arc<Inner>, flight: &Arc<Flight>) -> Finished {
     conclude(inner, flight, &settings, verdict, known_until, failures)
 }
 
-/// What those who failed to answer said, as far as it makes a difference to whoever asked.
+/// How the sources failed that did not answer, as far as callers can act on it.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     not_ready: Option<&'static str>,
@@ -177,12 +176,12 @@ impl Failures {
         }
     }
 
-    /// Whether all of them only cannot know yet.
+    /// Whether all of them were only not ready.
     fn is_too_early(&self) -> bool {
         self.not_ready.is_some() && !self.others
     }
 
-    /// Nobody answered: what to wait for, if that is all there is to do about it.
+    /// The error if no source answered.
     pub(crate) fn verdict(&self) -> IndexError {
         match self.not_ready {
             Some(gate) if !self.others => IndexError::NotReady { gate },
@@ -202,7 +201,7 @@ fn resolving(inner: &Inner, settings: &Settings) -> ResolveSettings {
     }
 }
 
-/// Does one thing for the resolution. Says until when what the cache knew of the content is fresh, if it was that.
+/// Carries out one step. If that was a look into the cache and found the content, returns until when the entry is fresh.
 fn perform(
     inner: &Arc<Inner>,
     flight: &Flight,
@@ -270,7 +269,7 @@ fn perform(
     None
 }
 
-/// Takes what a question has brought so far, and shows it to those who watch.
+/// Takes the providers that a source has reported so far, and shows them to callers of `Index::find`.
 fn bring(inner: &Inner, flight: &Flight, resolve: &mut Resolve, slot: &Slot) {
     let (Some(ask), Source::Providers(target)) = (&slot.ask, slot.source) else { return };
     let label = inner.sources.label(slot.source);
@@ -333,10 +332,10 @@ fn on_said(
     }
 }
 
-/// Counts how a source behaved and what it took, and tells the one who decides whether it is left alone.
+/// Counts how a source behaved and how long it took, and reports it to its breaker.
 fn note(inner: &Inner, slot: &Slot, took: Duration, error: Option<&SourceError>) {
     inner.behaved(slot.source, error);
-    // One that cannot know yet says nothing about how quick it is.
+    // How quickly a source says that it is not ready says nothing about how quick it is.
     let is_answer = !matches!(error, Some(SourceError::NotReady { .. }));
     if is_answer && matches!(slot.source, Source::Providers(_)) {
         inner.lookup_seconds.observe(took.as_secs_f64());
@@ -344,9 +343,8 @@ fn note(inner: &Inner, slot: &Slot, took: Duration, error: Option<&SourceError>)
     }
 }
 
-/// It was called off, because there is enough. One that has brought somebody works, whether it was done or not. Of the
-/// others, one that was slower than the delay counts as a failure: else a source that never says anything would never be
-/// left alone.
+/// A question was cancelled, because enough providers were found. A source that has reported any works. Another one that took
+/// longer than the hedge delay counts as failed: else the breaker of a source that never answers would never open.
 fn on_lost(inner: &Inner, slot: &Slot, settings: &Settings) {
     let took = slot.began.elapsed();
     let Some(ask) = &slot.ask else { return };
@@ -362,14 +360,14 @@ fn on_lost(inner: &Inner, slot: &Slot, settings: &Settings) {
     }
 }
 
-/// It had not answered when the budget was spent. One that was asked only shortly before is not to blame.
+/// A source had not answered when the budget was spent. One that had less than half of the budget is not to blame.
 fn on_late(inner: &Inner, slot: &Slot, settings: &Settings) {
     if slot.began.elapsed() >= settings.budget / 2 {
         note(inner, slot, slot.began.elapsed(), Some(&SourceError::Timeout));
     }
 }
 
-/// Makes an answer of what was gathered: ranks it and says how long it is good.
+/// Makes an entry for the cache from what was gathered: ranks the providers, and decides how long it is fresh.
 fn conclude(
     inner: &Inner,
     flight: &Flight,
@@ -397,13 +395,13 @@ fn conclude(
             let of_content = if is_good { settings.content_ttl } else { settings.negative_ttl };
             let of_name = name.as_ref().map(|name: &NameRecord| name.ttl.unwrap_or(settings.name_ttl));
             let ttl = of_name.map_or(of_content, |of_name| of_name.min(settings.name_ttl).min(of_content));
-            // What was known already is not made younger by being told under a name.
+            // An answer that comes from the cache keeps its age under the name.
             let ttl = known_until.map_or(ttl, |until| ttl.min(until.saturating_duration_since(now)));
-            // A name that was looked up has told about its content too.
+            // The lookup of a name has also found out about its content.
             let also = (name.is_some() && known_until.is_none() && is_good)
                 .then(|| (content.clone(), entry(&content, Some(found(&content, None)), of_content)));
             let outcome = Ok(entry(&flight.key, Some(found(&flight.key, name)), ttl));
-            // That nobody has it is remembered only if one who can say so said so.
+            // That there are no providers is cached only if a source with the authority to say so has said it.
             Finished { outcome, also, is_kept: is_complete || !is_name_only }
         }
         Verdict::Nothing { is_final: true } => {

@@ -1,4 +1,4 @@
-//! Several futures of one task, the first of which to finish is next. A handful: each turn looks at all of them.
+//! Several futures in one task; `next` returns the one that finishes first. Meant for a handful: every poll polls them all.
 
 use std::{
     future::poll_fn,
@@ -28,7 +28,7 @@ impl<K, T> Many<K, T> {
         self.running.is_empty()
     }
 
-    /// Calls off those of which `stays` says no, and gives their keys back.
+    /// Cancels those for which `stays` returns false, and returns their keys.
     pub(crate) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) -> Vec<K> {
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
         for (key, future) in self.running.drain(..) {
@@ -43,8 +43,8 @@ impl<K, T> Many<K, T> {
         self.running.iter().map(|(key, _)| key)
     }
 
-    /// The next that is done, with `Err` for one that panicked; or `None` when `looks` says that there is something else to
-    /// see, which it is asked after each turn. Waits for ever if nothing runs.
+    /// The next one that is done, with `Err` if it panicked; or `None` as soon as `looks`, which is called after each poll, returns
+    /// true. Waits for ever if nothing runs.
     pub(crate) async fn next(&mut self, mut looks: impl FnMut() -> bool) -> Option<(K, Result<T, ()>)> {
         poll_fn(|cx| {
             for at in 0..self.running.len() {
