@@ -3,6 +3,9 @@
 //! A claim is written down before it is believed, so what anybody was told of it is true after a crash. The order in which claims
 //! reach the disk does not matter, since reading them is hearing them again ([`Claims::merge`]); that is why they need neither
 //! the journal of the objects nor its index. The journal is begun with the first claim: a store that nobody shares has none.
+//!
+//! A manifest is written down before any shard by it is here, with its claim or alone: the word that ends an object does not say what its
+//! shards were, so whoever finds one after a crash must know. What is remembered is on the disk, also after everything was written anew.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,6 +53,9 @@ const LEAVING: &str = "LEAVING";
 /// A claim, as the journal keeps it.
 const CLAIM: u8 = 1;
 
+/// A manifest that no claim names: one is about to, or did.
+const MANIFEST: u8 = 2;
+
 /// Size of a file of the journal: some four thousand claims.
 const SEGMENT_BYTES: u32 = 1 << 20;
 
@@ -75,13 +81,17 @@ struct State {
     shards: BTreeMap<ContentId, BTreeSet<ContentId>>,
     /// What is known, for comparing it with what others know.
     digests: BTreeMap<ContentId, (ContentId, ron_core::net::PublicKey)>,
+    /// Manifests by which pieces come here for a claim that nobody has heard yet, and for how many callers.
+    coming: BTreeMap<ContentId, usize>,
     /// What is being written, and will be known when it is.
-    writing: BTreeMap<u64, Bytes>,
+    writing: BTreeMap<u64, (u8, Bytes)>,
     next_writing: u64,
     /// Names of claims that count although nobody knows whether they are written: see [`Writing`].
     doubted: BTreeSet<ContentId>,
     /// Bytes of the journal that what is known takes.
     bytes: u64,
+    /// The same of all manifests, also those that are written beside their claims.
+    manifest_bytes: u64,
     limits: ClaimLimits,
     /// Objects about which something changed since somebody last asked.
     changed: BTreeSet<ContentId>,
@@ -124,7 +134,10 @@ impl State {
             self.shards.entry(*shard).or_default().insert(id);
         }
         self.cut.entry(manifest.object).or_default().insert(id);
-        self.manifests.insert(id, manifest);
+        let bytes = manifest_record_bytes(&manifest);
+        if self.manifests.insert(id, manifest).is_none() {
+            self.manifest_bytes += bytes;
+        }
     }
 
     /// Whether the manifest of a claim that is over says something all the same: a shard may come here after the word that ends it, and
@@ -154,12 +167,32 @@ impl State {
 
     /// The manifests of an object that no claim names any more.
     fn past(&self, object: &ContentId) -> Vec<ContentId> {
-        let known = self.cut.get(object).into_iter().flatten();
-        known.filter(|id| !self.claims.wants_manifest(id)).copied().collect()
+        self.cut.get(object).into_iter().flatten().filter(|id| self.is_past(id)).copied().collect()
+    }
+
+    fn is_past(&self, id: &ContentId) -> bool {
+        !self.claims.wants_manifest(id) && !self.coming.contains_key(id)
+    }
+
+    /// Whether a manifest is on the disk for sure: it is known, and not only by a claim that may not have got there.
+    fn is_written(&self, manifest: &Manifest) -> bool {
+        let id = manifest.id();
+        let is_doubted = |claim: &Claim| {
+            matches!(claim.word, Word::Erasure(coding) if coding.manifest == id)
+                && self.doubted.contains(&claim.digest())
+        };
+        self.manifests.contains_key(&id) && !self.claims.about(&manifest.object).any(is_doubted)
+    }
+
+    /// Manifests that no claim names, as the journal keeps them.
+    fn unnamed(&self) -> impl Iterator<Item = &Manifest> {
+        let unnamed = self.manifests.iter().filter(|(id, _)| !self.claims.wants_manifest(id));
+        unnamed.map(|(_, manifest)| manifest)
     }
 
     fn forget_manifest(&mut self, object: &ContentId, id: &ContentId) {
         let Some(manifest) = self.manifests.remove(id) else { return };
+        self.manifest_bytes = self.manifest_bytes.saturating_sub(manifest_record_bytes(&manifest));
         for shard in &manifest.shards {
             if let Some(named) = self.shards.get_mut(shard) {
                 named.remove(id);
@@ -288,6 +321,14 @@ impl Book {
                             tracing::warn!(at = %record.position, %error, "a claim that cannot be kept");
                         }
                     }
+                    Item::Record(record) if record.kind == MANIFEST => {
+                        match Manifest::decode(&record.payload) {
+                            Ok(manifest) => state.remember(manifest),
+                            Err(error) => {
+                                tracing::warn!(at = %record.position, %error, "a manifest that cannot be read");
+                            }
+                        }
+                    }
                     Item::Record(record) => {
                         tracing::warn!(at = %record.position, kind = record.kind, "a record of a kind that is not known");
                     }
@@ -345,7 +386,7 @@ impl Book {
             let mut state = self.state.lock();
             state.next_writing += 1;
             let number = state.next_writing;
-            state.writing.insert(number, record.clone());
+            state.writing.insert(number, (CLAIM, record.clone()));
             number
         };
         let writing = Writing { book: self, number, word: Some((claim, manifest, now)) };
@@ -358,6 +399,45 @@ impl Book {
                 Err(of_journal(error))
             }
         }
+    }
+
+    /// Pieces by a manifest are about to come here for a claim that is said when they are. It is written down first: whoever finds some
+    /// of them after a crash knows what they are of, and they go with their object. Until what is returned is dropped they are nothing
+    /// that is left over.
+    pub(crate) async fn expect(
+        &self,
+        manifest: &Manifest,
+        deadline: Deadline,
+    ) -> Result<Coming<'_>, StorageError> {
+        let id = manifest.id();
+        *self.state.lock().coming.entry(id).or_default() += 1;
+        let coming = Coming { book: self, id };
+        self.write_manifest(manifest, deadline).await?;
+        Ok(coming)
+    }
+
+    /// Writes a manifest down, unless it is written.
+    pub(crate) async fn write_manifest(
+        &self,
+        manifest: &Manifest,
+        deadline: Deadline,
+    ) -> Result<(), StorageError> {
+        if self.state.lock().is_written(manifest) {
+            return Ok(());
+        }
+        let record: Bytes = manifest.encode().into();
+        let journal = self.journal().await?;
+        let number = {
+            let mut state = self.state.lock();
+            state.next_writing += 1;
+            let number = state.next_writing;
+            state.writing.insert(number, (MANIFEST, record.clone()));
+            number
+        };
+        let _writing = Writing { book: self, number, word: None };
+        journal.append(MANIFEST, record, deadline).await.map_err(of_journal)?;
+        self.state.lock().remember(manifest.clone());
+        Ok(())
     }
 
     /// How many claims are taken from now on.
@@ -422,13 +502,21 @@ impl Book {
     /// A piece came here. If it is one by a manifest that no claim names any more, the object that it is of is looked at again.
     pub(crate) fn on_piece(&self, piece: &ContentId) {
         let mut state = self.state.lock();
-        let State { claims, manifests, shards, changed, .. } = &mut *state;
-        let named = shards.get(piece).into_iter().flatten().chain([piece]);
-        let past = named.filter(|id| !claims.wants_manifest(id)).filter_map(|id| manifests.get(id));
-        changed.extend(past.map(|manifest| manifest.object));
+        let named = state.shards.get(piece).into_iter().flatten().chain([piece]);
+        let past = named.filter(|id| state.is_past(id)).filter_map(|id| state.manifests.get(id));
+        let objects: Vec<ContentId> = past.map(|manifest| manifest.object).collect();
+        state.changed.extend(objects);
     }
 
-    /// Forgets manifests that no claim names any more, of objects that live, if nothing by them is here.
+    /// Whether it is known what a piece is of.
+    pub(crate) fn explains(&self, piece: &ContentId) -> bool {
+        let state = self.state.lock();
+        state.claims.about(piece).next().is_some()
+            || state.manifests.contains_key(piece)
+            || state.shards.contains_key(piece)
+    }
+
+    /// Forgets manifests that no claim names, of objects that are not deleted, if nothing by them is here.
     pub(crate) fn forget_past(&self, is_here: impl Fn(&ContentId) -> bool) {
         let mut state = self.state.lock();
         let cut: Vec<ContentId> = state.cut.keys().copied().collect();
@@ -502,17 +590,18 @@ impl Book {
         let forgotten = state.claims.forget(now, has_copy);
         if forgotten > 0 {
             let State { claims, digests, changed, doubted, .. } = &mut *state;
+            let mut over = BTreeSet::new();
             digests.retain(|_, (object, owner)| {
                 let is_known = claims.of(object, owner).is_some();
                 if !is_known {
-                    changed.insert(*object);
+                    over.insert(*object);
                 }
                 is_known
             });
+            changed.extend(&over);
             doubted.retain(|digest| digests.contains_key(digest));
             state.changes += 1;
-            let cut: Vec<ContentId> = state.cut.keys().copied().collect();
-            cut.iter().for_each(|object| state.let_go(object));
+            over.iter().for_each(|object| state.let_go(object));
             state.bytes = state.claims.iter().map(|(claim, _)| state.cost(claim)).sum();
         }
         forgotten
@@ -526,14 +615,15 @@ impl Book {
         let Some(last) = segments.last().map(|last| last.sequence) else { return Ok(()) };
         let records: Vec<(u8, Bytes)> = {
             let state = self.state.lock();
-            if written <= 2 * state.bytes + SLACK_BYTES {
+            if written <= 2 * (state.bytes + state.manifest_bytes) + SLACK_BYTES {
                 return Ok(());
             }
-            let known = state.claims.iter();
-            let known = known
-                .map(|(claim, seen)| write_record(claim, state.manifest_of(claim).as_ref(), seen).into());
+            let claims = state.claims.iter().map(|(claim, seen)| {
+                (CLAIM, write_record(claim, state.manifest_of(claim).as_ref(), seen).into())
+            });
+            let unnamed = state.unnamed().map(|manifest| (MANIFEST, manifest.encode().into()));
             // What is on its way to the journal may be in a segment that goes.
-            known.chain(state.writing.values().cloned()).map(|record| (CLAIM, record)).collect()
+            claims.chain(unnamed).chain(state.writing.values().cloned()).collect()
         };
         for some in records.chunks(PIECE) {
             journal.append_all(some.to_vec(), deadline).await.map_err(of_journal)?;
@@ -570,8 +660,8 @@ impl fmt::Debug for Book {
     }
 }
 
-/// A claim on its way to the journal. Whoever is out of time or goes away meanwhile does not learn whether it got there. After a restart
-/// it may count, so it counts from then on: or what it needs would go, because of the claim before it.
+/// Something on its way to the journal. Whoever is out of time or goes away meanwhile does not learn whether it got there. After a
+/// restart a claim may count, so it counts from then on: or what it needs would go, because of the claim before it.
 struct Writing<'a> {
     book: &'a Book,
     number: u64,
@@ -604,6 +694,33 @@ impl Drop for Writing<'_> {
         }
         state.writing.remove(&self.number);
     }
+}
+
+/// Pieces by a manifest that come here for a claim that nobody has heard yet: see [`Book::expect`].
+pub(crate) struct Coming<'a> {
+    book: &'a Book,
+    id: ContentId,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        let mut state = self.book.state.lock();
+        let Some(count) = state.coming.get_mut(&self.id) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        state.coming.remove(&self.id);
+        // What came is left over, if it was not claimed.
+        let object = state.manifests.get(&self.id).map(|manifest| manifest.object);
+        if state.is_past(&self.id) {
+            state.changed.extend(object);
+        }
+    }
+}
+
+fn manifest_record_bytes(manifest: &Manifest) -> u64 {
+    record_bytes(manifest.encode().len()) as u64
 }
 
 /// When it was last of use, the claim with its length before it, and the manifest if there is one.

@@ -189,7 +189,22 @@ pub trait Policy: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The object is stored. What has to be written down before it is acknowledged is written down here.
+    /// The object is wanted, and none of it is here yet. What must be known about it after a crash in the next moment is written down
+    /// here.
+    ///
+    /// # Errors
+    /// Why it is not taken after all.
+    fn expect<'a>(
+        &'a self,
+        from: NodeId,
+        offer: &'a Offer,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), Decline>> {
+        let _ = (from, offer, deadline);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The object is stored. What has to be looked at before it is acknowledged is looked at here.
     ///
     /// # Errors
     /// Why it is not acknowledged all the same. The object stays, until a collection takes it.

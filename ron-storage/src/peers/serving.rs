@@ -282,9 +282,12 @@ async fn receive(
     }
     // Silence ends it, here and there.
     let until = Deadline::after(Deadline::LONGEST);
-    let source = Box::new(Back { session: request.session() });
-    let engine = Engine::new(offer.id, source, PATIENCE, offer.len, telling, until);
-    let stored = into_store(store, engine, Put::default(), until);
+    let stored = async {
+        rules.policy.expect(request.peer(), offer, until).await?;
+        let source = Box::new(Back { session: request.session() });
+        let engine = Engine::new(offer.id, source, PATIENCE, offer.len, telling, until);
+        Ok::<_, Decline>(into_store(store, engine, Put::default(), until).await)
+    };
     // The peer waits for as long as it is told that this goes on.
     let news = async {
         loop {
@@ -298,8 +301,9 @@ async fn receive(
         gone = news => return gone,
     };
     let stored = match stored {
-        Ok(fetched) => fetched.stored,
-        Err(error) => return declined(error),
+        Ok(Ok(fetched)) => fetched.stored,
+        Ok(Err(error)) => return declined(error),
+        Err(decline) => return Ok(Err(decline)),
     };
     // What the host judged is not what came.
     if stored.len != offer.len {

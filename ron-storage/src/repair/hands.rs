@@ -107,6 +107,21 @@ pub(super) async fn all_or_enough<'a, T>(
     found
 }
 
+/// What comes of all of these, in their order.
+pub(super) async fn all<'a, T>(attempts: impl Iterator<Item = BoxFuture<'a, T>>) -> Vec<T> {
+    let mut open: Vec<(BoxFuture<'a, T>, Option<T>)> = attempts.map(|attempt| (attempt, None)).collect();
+    poll_fn(|cx| {
+        for (attempt, done) in open.iter_mut().filter(|(_, done)| done.is_none()) {
+            if let Poll::Ready(ready) = attempt.as_mut().poll(cx) {
+                *done = Some(ready);
+            }
+        }
+        if open.iter().all(|(_, done)| done.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    open.into_iter().filter_map(|(_, done)| done).collect()
+}
+
 /// What comes of the first of these that is done.
 pub(super) fn first<'a, T>(open: &mut Vec<BoxFuture<'a, Option<T>>>) -> impl Future<Output = Option<T>> {
     poll_fn(|cx| {
@@ -717,6 +732,8 @@ async fn rebuild(
     if ours.as_ref() != Some(&manifest) {
         return Err(Trouble::Refused("its manifest is not that of the object"));
     }
+    // What is wanted may be known by a claim that did not get to the disk.
+    shared.store.book().write_manifest(&manifest, deadline).await?;
     // One who does not take its shard does not keep the others from getting theirs.
     let mut trouble = None;
     for (index, to) in missing {

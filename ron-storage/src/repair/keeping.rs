@@ -9,11 +9,11 @@ use ron_core::{
 
 use super::{
     Ack, Keeping, KeepingEvent, KeepingSettings, Placed, Presence, Shared, Staying, hands, looking,
-    putting::AGAIN,
+    putting::{AGAIN, Pieces},
 };
 use crate::{
     StorageError, Store, Stored,
-    claims::{Policy, Standing, Word},
+    claims::{Policy, Standing},
     fetch::{FetchError, Finder},
     peers::{Held, Peer},
 };
@@ -47,23 +47,10 @@ impl Keeping {
         let shared = &self.shared;
         let _held = Staying::begin(shared, id, deadline).await?;
         let len = shared.store.readable(id, deadline)?.len;
-        let (word, manifest, shards) = match policy {
-            Policy::Copies(copies) => (Word::Copies(copies), None, Vec::new()),
-            Policy::Erasure { data, parity } => {
-                let content = shared.store.get_bytes(id, hands::WHOLE_BYTES_MAX, deadline).await?;
-                let (shards, manifest) = hands::cut(shared, content, (data, parity), deadline).await?;
-                let manifest = manifest.ok_or(StorageError::NotFound { id })?;
-                (Word::Erasure(manifest.coding()), Some(manifest), shards)
-            }
-        };
-        let (mut pieces, mut held) = (Vec::with_capacity(shards.len()), Vec::with_capacity(shards.len()));
-        for shard in shards {
-            let len = shard.len() as u64;
-            held.push(Staying::put(shared, shard, deadline).await?);
-            pieces.extend(held.last().map(|held| (len, held.piece)));
-        }
+        let (word, manifest, pieces) = Pieces::cut(shared, id, policy, deadline).await?;
         let version = self.say(owner, (id, len), word, manifest.clone(), deadline).await?;
-        let durable_on = self.spread((id, len), policy, manifest.as_ref(), &pieces, ack, deadline).await?;
+        let durable_on =
+            self.spread((id, len), policy, manifest.as_ref(), &pieces.ids, ack, deadline).await?;
         Ok(Placed { id, len, version, durable_on })
     }
 

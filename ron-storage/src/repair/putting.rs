@@ -17,13 +17,16 @@ use ron_core::{
 use super::{HEDGE, Heard, Keeping, Shared, hands, looking, telling};
 use crate::{
     StorageError,
-    claims::{Claim, ClaimError, Manifest, Merged, Policy, SHARDS_MAX, Verified, Word},
+    claims::{Claim, ClaimError, Coming, Manifest, Merged, Policy, SHARDS_MAX, Verified, Word},
     logic::plan::Holding,
     peers::{Decline, Offer, PeerError},
 };
 
 /// After how long a node that could not take an object is asked again: twice as long each time.
 pub(super) const AGAIN: Range<Duration> = Duration::from_millis(20)..Duration::from_secs(1);
+
+/// Shards of one object that are put at once: they share their syncs, and a put takes few of the places that there are.
+const PUTS_AT_ONCE: usize = 4;
 
 /// When a put is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,18 +103,14 @@ impl Keeping {
             Policy::Copies(_) => (vec![content], None),
             Policy::Erasure { data, parity } => hands::cut(shared, content, (data, parity), deadline).await?,
         };
-        let (mut ids, mut held) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
-        for piece in pieces {
-            let len = piece.len() as u64;
-            held.push(Staying::put(shared, piece, deadline).await?);
-            ids.extend(held.last().map(|held| (len, held.piece)));
-        }
+        let pieces = Pieces::put(shared, pieces, manifest.as_ref(), deadline).await?;
         let (id, word) = match &manifest {
-            None => (ids[0].1, Word::Copies(copies(policy))),
+            None => (pieces.ids[0].1, Word::Copies(copies(policy))),
             Some(manifest) => (manifest.object, Word::Erasure(manifest.coding())),
         };
         let version = self.say(owner, (id, len), word, manifest.clone(), deadline).await?;
-        let durable_on = self.spread((id, len), policy, manifest.as_ref(), &ids, ack, deadline).await?;
+        let durable_on =
+            self.spread((id, len), policy, manifest.as_ref(), &pieces.ids, ack, deadline).await?;
         Ok(Placed { id, len, version, durable_on })
     }
 
@@ -136,19 +135,7 @@ impl Keeping {
             self.bring(id, deadline).await?;
         }
         let len = shared.store.stat(id, deadline).await?.len;
-        let mut shards_held = Vec::new();
-        let (word, manifest) = match policy {
-            Policy::Copies(copies) => (Word::Copies(copies), None),
-            Policy::Erasure { data, parity } => {
-                let content = shared.store.get_bytes(id, hands::WHOLE_BYTES_MAX, deadline).await?;
-                let (shards, manifest) = hands::cut(shared, content, (data, parity), deadline).await?;
-                for shard in shards {
-                    shards_held.push(Staying::put(shared, shard, deadline).await?);
-                }
-                let manifest = manifest.ok_or(StorageError::NotFound { id })?;
-                (Word::Erasure(manifest.coding()), Some(manifest))
-            }
-        };
+        let (word, manifest, _pieces) = Pieces::cut(shared, id, policy, deadline).await?;
         self.say(owner, (id, len), word, manifest, deadline).await
     }
 
@@ -346,6 +333,64 @@ impl Keeping {
             found if found < wanted => Err(StorageError::Unacknowledged { wanted, found }),
             _ => Ok(durable_on),
         }
+    }
+}
+
+/// The pieces of an object that are here for a claim that is about to be said: they stay until this is dropped.
+pub(super) struct Pieces<'a> {
+    /// The length and the name of each.
+    pub(super) ids: Vec<(u64, ContentId)>,
+    _held: Vec<Staying<'a>>,
+    _coming: Option<Coming<'a>>,
+}
+
+impl<'a> Pieces<'a> {
+    /// Cuts an object that is here as a policy asks for it, and puts what comes of it; says what is to be claimed.
+    pub(super) async fn cut(
+        shared: &'a Shared,
+        id: ContentId,
+        policy: Policy,
+        deadline: Deadline,
+    ) -> Result<(Word, Option<Manifest>, Self), StorageError> {
+        let (data, parity) = match policy {
+            Policy::Copies(copies) => {
+                let none = Pieces { ids: Vec::new(), _held: Vec::new(), _coming: None };
+                return Ok((Word::Copies(copies), None, none));
+            }
+            Policy::Erasure { data, parity } => (data, parity),
+        };
+        let content = shared.store.get_bytes(id, hands::WHOLE_BYTES_MAX, deadline).await?;
+        let (shards, manifest) = hands::cut(shared, content, (data, parity), deadline).await?;
+        let manifest = manifest.ok_or(StorageError::NotFound { id })?;
+        let pieces = Pieces::put(shared, shards, Some(&manifest), deadline).await?;
+        Ok((Word::Erasure(manifest.coding()), Some(manifest), pieces))
+    }
+
+    /// Puts all pieces, after it is written down what they are.
+    async fn put(
+        shared: &'a Shared,
+        pieces: Vec<Bytes>,
+        manifest: Option<&Manifest>,
+        deadline: Deadline,
+    ) -> Result<Self, StorageError> {
+        let _coming = match manifest {
+            Some(manifest) => Some(shared.store.book().expect(manifest, deadline).await?),
+            None => None,
+        };
+        let (mut ids, mut _held) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+        for some in pieces.chunks(PUTS_AT_ONCE) {
+            let put = |piece: &Bytes| {
+                let piece = piece.clone();
+                Box::pin(Staying::put(shared, piece, deadline))
+                    as BoxFuture<'_, Result<Staying<'a>, StorageError>>
+            };
+            for (piece, held) in some.iter().zip(hands::all(some.iter().map(put)).await) {
+                let held = held?;
+                ids.push((piece.len() as u64, held.piece));
+                _held.push(held);
+            }
+        }
+        Ok(Pieces { ids, _held, _coming })
     }
 }
 

@@ -158,9 +158,10 @@ impl Builder {
         });
         for _ in 0..settings.workers.get() {
             let (shared, urgent, steps) = (Arc::clone(&shared), urgent_steps.clone(), steps.clone());
+            let untold = Snapshot::new(None);
             let _ = group.spawn_restarting(WORKER, move |_| {
                 let steps = PriorityInbox::new(urgent.clone(), steps.clone(), URGENT_IN_A_ROW);
-                Box::pin(work(Arc::clone(&shared), steps))
+                Box::pin(work(Arc::clone(&shared), steps, untold.clone()))
             });
         }
         Ok(Keeping { shared, group, _gate: gate })
@@ -199,23 +200,33 @@ struct Doing<'a> {
     shared: &'a Shared,
     object: ContentId,
     is_over: bool,
+    /// What the planner had no room to hear: who takes this worker's place says it.
+    untold: &'a Snapshot<Option<ContentId>>,
 }
 
 impl Drop for Doing<'_> {
     fn drop(&mut self) {
         self.shared.under_way.fetch_sub(1, Ordering::Relaxed);
-        if !self.is_over {
-            let failed = Heard::Done { object: self.object, outcome: Outcome::Failed };
-            let _ = self.shared.heard.try_push(failed);
+        if !self.is_over && self.shared.heard.try_push(failed(self.object)).is_err() {
+            self.untold.replace(Some(self.object));
         }
     }
 }
 
+fn failed(object: ContentId) -> Heard {
+    Heard::Done { object, outcome: Outcome::Failed }
+}
+
 /// Does repairs, one after the other and the urgent ones first, until the lanes are closed and empty.
-async fn work(shared: Arc<Shared>, mut steps: PriorityInbox<Step>) {
+async fn work(shared: Arc<Shared>, mut steps: PriorityInbox<Step>, untold: Snapshot<Option<ContentId>>) {
+    let left = *untold.load();
+    if let Some(object) = left {
+        shared.hear(failed(object)).await;
+        untold.replace(None);
+    }
     while let Some(step) = steps.recv().await {
         let (object, class) = (step.object, step.class);
-        let mut doing = Doing { shared: &shared, object, is_over: false };
+        let mut doing = Doing { shared: &shared, object, is_over: false, untold: &untold };
         let (outcome, bytes) = hands::perform(&shared, &step).await;
         let at = class as usize;
         if outcome == Outcome::Done {
@@ -227,5 +238,131 @@ async fn work(shared: Arc<Shared>, mut steps: PriorityInbox<Step>) {
         doing.is_over = true;
         drop(doing);
         shared.hear(Heard::Done { object, outcome }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+
+    use std::{
+        sync::{OnceLock, Weak},
+        time::Duration,
+    };
+
+    use bytes::Bytes;
+    use ron_core::{
+        Deadline,
+        net::{BoxFuture, Contact, Identity},
+        sim::SimDisk,
+    };
+
+    use super::*;
+    use crate::{
+        claims::Policy,
+        logic::words::{self, IS_DURABLE, Kind},
+        peers::{Holding, Offer, Part, Peer, PeerError, Pieces, Pushed, Question, Want},
+        repair::{Ack, Member},
+    };
+
+    /// A node that could take copies. Whoever offers it the first panics, when the planner has no room for another word.
+    #[derive(Default)]
+    struct Panicking {
+        shared: OnceLock<Weak<Shared>>,
+        pushed: AtomicU64,
+    }
+
+    impl fmt::Debug for Panicking {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Panicking")
+        }
+    }
+
+    fn nothing<'a, T: Send + 'a>() -> BoxFuture<'a, Result<T, PeerError>> {
+        Box::pin(std::future::ready(Err(PeerError::Canceled)))
+    }
+
+    impl Peers for Panicking {
+        fn have<'a>(
+            &'a self,
+            _: &'a Peer,
+            _: &'a [ContentId],
+            _: Deadline,
+        ) -> BoxFuture<'a, Result<Holding, PeerError>> {
+            nothing()
+        }
+
+        fn get<'a>(
+            &'a self,
+            _: &'a Peer,
+            _: &'a Want,
+            _: Deadline,
+        ) -> BoxFuture<'a, Result<Pieces, PeerError>> {
+            nothing()
+        }
+
+        fn push<'a>(
+            &'a self,
+            _: &'a Peer,
+            _: &'a Offer,
+            _: Deadline,
+        ) -> BoxFuture<'a, Result<Pushed, PeerError>> {
+            Box::pin(async move {
+                if self.pushed.fetch_add(1, Ordering::Relaxed) == 0 {
+                    let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
+                    while shared.heard.try_push(Heard::Asked).is_ok() {}
+                    panic!("as if a repair had a bug");
+                }
+                Err(PeerError::Canceled)
+            })
+        }
+
+        fn inventory<'a>(
+            &'a self,
+            _: &'a Peer,
+            _: &'a Question,
+            _: Deadline,
+        ) -> BoxFuture<'a, Result<Vec<Part>, PeerError>> {
+            nothing()
+        }
+
+        fn claims<'a>(
+            &'a self,
+            _: &'a Peer,
+            body: Bytes,
+            _: Deadline,
+        ) -> BoxFuture<'a, Result<Bytes, PeerError>> {
+            let is_look = words::read(&body).is_ok_and(|(kind, _)| kind == Kind::Look);
+            let flags = Bytes::from_static(&[IS_DURABLE]);
+            let answer = is_look.then(|| words::write(Kind::Look, &[flags])).ok_or(PeerError::Canceled);
+            Box::pin(std::future::ready(answer))
+        }
+    }
+
+    /// A worker panicked when the planner had no room for another word. So that never heard of it, held the repair to be under way, and
+    /// gave the object to nobody else before the next start.
+    #[tokio::test(start_paused = true)]
+    async fn what_a_worker_panicked_over_is_tried_again_also_when_nobody_had_room_to_hear_it() {
+        let host = Supervisor::builder("test").inline_blocking(true).start();
+        let store = Store::builder().data(Arc::new(SimDisk::new()), "store").start(&host).await.unwrap();
+        let identity = |number| Identity::from_seed(&[number; 32]);
+        let member = |number| {
+            let contact = Contact { id: identity(number).node_id(), addrs: [].as_slice().into() };
+            Member { peer: Peer::from(contact), zone: number.into(), weight: 100 }
+        };
+        let peers = Arc::new(Panicking::default());
+        let nodes = Arc::new(Snapshot::new(vec![member(1), member(2)]));
+        let offered = Arc::clone(&peers) as Arc<dyn Peers>;
+        let keeping = Keeping::builder(&store, identity(1).node_id(), offered, nodes);
+        let keeping = keeping.seed(1).start(&host).unwrap();
+        peers.shared.set(Arc::downgrade(&keeping.shared)).unwrap();
+        let soon = Deadline::after(Duration::from_secs(60));
+        keeping.put("one copy".into(), Policy::Copies(2), &identity(100), Ack::Local, soon).await.unwrap();
+        let until = Deadline::after(Duration::from_secs(600));
+        while peers.pushed.load(Ordering::Relaxed) < 2 {
+            assert!(!until.has_passed(), "it is never tried again");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        host.shutdown().await;
     }
 }

@@ -91,6 +91,29 @@ fn good(shared: &Shared, item: &[u8]) -> Result<(Claim, Option<Manifest>), Strin
     Ok((claim, manifest))
 }
 
+/// Takes in the claims that came with an offer, durably. One of them must say what the piece is of, or nobody would know when it is to go.
+async fn hear_offer(shared: &Shared, offer: &Offer) -> Result<(), Decline> {
+    let (_, items) = words::read(&offer.claim)
+        .map_err(|_| Decline::Unwanted { reason: "an offer without a claim".to_owned() })?;
+    let mut is_explained = false;
+    for item in items.iter().take(TOLD_MAX) {
+        let is_about = good(shared, item).is_ok_and(|told| is_about(&told, &offer.id));
+        match hear_one(shared, item).await {
+            Ok(_) => is_explained |= is_about,
+            Err(reason) => tracing::debug!(reason, "a claim that came with an object was not taken"),
+        }
+    }
+    if !is_explained || !shared.store.book().explains(&offer.id) {
+        return Err(Decline::Failed { reason: "its claim could not be written down".to_owned() });
+    }
+    Ok(())
+}
+
+fn is_about((claim, manifest): &(Claim, Option<Manifest>), piece: &ContentId) -> bool {
+    let of_manifest = |manifest: &Manifest| manifest.shards.contains(piece) || manifest.id() == *piece;
+    claim.object == *piece || manifest.as_ref().is_some_and(of_manifest)
+}
+
 impl Policy for Telling {
     fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
         let shared = &self.0;
@@ -111,13 +134,12 @@ impl Policy for Telling {
         let book = shared.store.book();
         let mut is_deleted = false;
         for item in items.iter().take(TOLD_MAX) {
-            let (claim, manifest) = match good(shared, item) {
-                Ok(good) => good,
+            let told = match good(shared, item) {
+                Ok(told) => told,
                 Err(reason) => return Err(Decline::Unwanted { reason }),
             };
-            let of_manifest =
-                |manifest: &Manifest| manifest.shards.contains(&offer.id) || manifest.id() == offer.id;
-            let is_about = claim.object == offer.id || manifest.as_ref().is_some_and(of_manifest);
+            let is_about = is_about(&told, &offer.id);
+            let (claim, _) = told;
             if !is_about || claim.word.is_tombstone() {
                 continue;
             }
@@ -138,6 +160,12 @@ impl Policy for Telling {
         Err(if is_deleted { Decline::Deleted } else { unwanted("no claim on it that lives") })
     }
 
+    /// Its claims, before any of it: if the power fails when the piece is here and they are not, and its object is deleted before this
+    /// node is back, nobody ever says what the piece is of.
+    fn expect<'a>(&'a self, _: NodeId, offer: &'a Offer, _: Deadline) -> BoxFuture<'a, Result<(), Decline>> {
+        Box::pin(hear_offer(&self.0, offer))
+    }
+
     fn keep<'a>(
         &'a self,
         _: NodeId,
@@ -146,19 +174,9 @@ impl Policy for Telling {
     ) -> BoxFuture<'a, Result<(), Decline>> {
         Box::pin(async move {
             let shared = &self.0;
-            let (_, items) = words::read(&offer.claim)
-                .map_err(|_| Decline::Unwanted { reason: "an offer without a claim".to_owned() })?;
-            let mut kept = 0;
-            for item in items.iter().take(TOLD_MAX) {
-                match hear_one(shared, item).await {
-                    Ok(_) => kept += 1,
-                    Err(reason) => tracing::debug!(reason, "a claim that came with an object was not taken"),
-                }
-            }
+            // Once more, which costs nothing: what was said meanwhile may have had what explains it forgotten.
+            hear_offer(shared, offer).await?;
             shared.hear(Heard::Claims).await;
-            if kept == 0 {
-                return Err(Decline::Failed { reason: "its claim could not be written down".to_owned() });
-            }
             let failed = |reason: String| Decline::Failed { reason };
             // Read back, all of it: what the disk returns now is what is acknowledged.
             let mut reader =

@@ -21,7 +21,7 @@ use ron_storage::{
 
 use crate::world::{GRACE, World, content, identity, name, soon};
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
 /// Long enough for everybody to look at everybody a few times.
 async fn settle() {
@@ -557,7 +557,7 @@ async fn what_was_just_put_is_counted_or_said_not_to_be() {
 }
 
 /// Everything that is on any node.
-async fn pieces(world: &World) -> Vec<(usize, ContentId)> {
+pub(crate) async fn pieces(world: &World) -> Vec<(usize, ContentId)> {
     let mut all = Vec::new();
     for (number, node) in world.nodes.iter().enumerate() {
         let Some(node) = node else { continue };
@@ -568,14 +568,14 @@ async fn pieces(world: &World) -> Vec<(usize, ContentId)> {
 }
 
 /// Waits until there are so many pieces in all, for so long at most.
-async fn until_pieces(world: &World, count: usize, at_most: Duration) {
+pub(crate) async fn until_pieces(world: &World, count: usize, at_most: Duration, of: &str) {
     let end = Deadline::after(at_most);
     loop {
         let all = pieces(world).await;
         if all.len() == count {
             return;
         }
-        assert!(!end.has_passed(), "{} pieces are left, and {count} should be: {all:?}", all.len());
+        assert!(!end.has_passed(), "{of}: {} pieces are left, and {count} should be: {all:?}", all.len());
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
@@ -601,14 +601,14 @@ async fn nothing_is_left_of_policies_that_are_over_and_of_what_is_deleted() {
         assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
         if number == 3 {
             // Its manifest is on the nodes where that was said.
-            until_pieces(&world, usize::from(shards) + 1, MINUTE * 6).await;
+            until_pieces(&world, usize::from(shards) + 1, MINUTE * 6, "alive").await;
         } else {
             settle().await;
         }
     }
     assert!(world.node(3).keeping.get(id, soon()).await.unwrap() == whole);
     world.node(2).keeping.delete(id, &owner, retention, soon()).await.unwrap();
-    until_pieces(&world, 0, MINUTE * 3).await;
+    until_pieces(&world, 0, MINUTE * 3, "deleted").await;
 }
 
 /// A shard was offered and taken; the word that ends its object came before the claim that it was offered with was written down. Of the
@@ -633,7 +633,7 @@ async fn a_shard_that_is_taken_while_its_object_is_deleted_goes() {
             world.revive(node).await;
         }
     }
-    until_pieces(&world, 0, MINUTE * 3).await;
+    until_pieces(&world, 0, MINUTE * 3, "deleted").await;
 }
 
 /// Whoever asks for copies of an object in shards has the only one until others have theirs, and may be lost with it. All the shards
@@ -655,7 +655,7 @@ async fn an_object_is_read_and_restored_out_of_shards_of_the_policy_before() {
         assert!(world.node(node).keeping.get(placed.id, soon()).await.unwrap() == whole);
     }
     world.until(placed.id, 2, MINUTE * 5).await;
-    until_pieces(&world, 2, MINUTE * 6).await;
+    until_pieces(&world, 2, MINUTE * 6, "in copies").await;
 }
 
 /// The rules hold the keeping, which holds the links, which hold the rules: everything that a node had stayed in memory for as long as

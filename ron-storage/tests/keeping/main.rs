@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 
 mod abuse;
+mod explained;
 mod hostile;
 mod lives;
 mod members;

@@ -173,6 +173,17 @@ impl World {
         }
     }
 
+    /// All that are up end as they should.
+    pub(crate) async fn end(mut self) {
+        for number in 0..self.nodes.len() {
+            self.stop(number as u8).await;
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &KeepingSettings {
+        &self.settings
+    }
+
     pub(crate) async fn revive(&mut self, number: u8) {
         self.net.restart(ip(number));
         self.start(number).await;
