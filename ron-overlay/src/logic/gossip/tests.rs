@@ -468,3 +468,24 @@ fn who_was_alone_gives_its_last_message_to_whoever_comes() {
     gossip.on_tick(now + ms(8000));
     assert!(outputs(&mut gossip).contains(&Output::Gap(Gap { publisher: id(8), since: 5, seqs: 1..=2 })));
 }
+
+/// Peers that are no neighbours tell what they have, too. One of them is not what an only neighbour is.
+#[test]
+fn an_only_neighbour_is_believed_and_a_stranger_is_not() {
+    let gaps = |gossip: &mut Gossip, until| {
+        gossip.on_tick(ms(until));
+        outputs(gossip).into_iter().filter(|output| matches!(output, Output::Gap(_))).count()
+    };
+    let said = || Word::Digest(vec![Summary { publisher: id(8), since: 5, high: 1 }]);
+    let mut gossip = Gossip::new(contact(0), GossipSettings::default(), 0, 7);
+    gossip.on_word(id(50), said(), ms(0));
+    assert_eq!(gaps(&mut gossip, 20_000), 0, "it has no neighbour at all");
+    gossip.on_word(id(1), Word::View(ViewMessage::Ask { me: contact(1), is_urgent: false }), ms(20_000));
+    gossip.on_word(id(50), said(), ms(20_000));
+    gossip.on_word(id(1), Word::Ping(0), ms(27_000));
+    assert_eq!(gaps(&mut gossip, 28_000), 0);
+    let other = Summary { publisher: id(9), since: 5, high: 1 };
+    gossip.on_word(id(1), Word::Digest(vec![other]), ms(28_000));
+    gossip.on_word(id(1), Word::Ping(0), ms(35_000));
+    assert_eq!(gaps(&mut gossip, 36_000), 1);
+}
