@@ -174,11 +174,11 @@ impl Publishers {
     /// A message is here, proven.
     pub fn on_message(&mut self, serial: &Serial, now: Duration) {
         let Serial { publisher, since, seq } = *serial;
-        self.rumours.on_message(&publisher, (since, seq));
         if self.tracks.get(&publisher).is_some_and(|track| track.since < since) {
             // What was owed of the last time will not come.
             if let Some(track) = self.tracks.remove(&publisher) {
-                track.holes.into_iter().for_each(|hole| tell(&mut self.told, publisher, track.since, hole));
+                let holes = track.holes.into_iter();
+                holes.for_each(|hole| tell(&mut self.told, &self.rumours, publisher, track.since, hole));
             }
         }
         if !self.tracks.contains_key(&publisher) {
@@ -209,16 +209,17 @@ impl Publishers {
             let Some(hole) = track.holes.front_mut() else { break };
             if hole.to < floor || is_many {
                 let hole = track.holes.pop_front().expect("just seen");
-                tell(&mut self.told, publisher, track.since, hole);
+                tell(&mut self.told, &self.rumours, publisher, track.since, hole);
             } else if hole.from < floor {
                 let lost = Hole { from: hole.from, to: floor - 1, opened: hole.opened };
                 hole.from = floor;
-                tell(&mut self.told, publisher, track.since, lost);
+                tell(&mut self.told, &self.rumours, publisher, track.since, lost);
                 break;
             } else {
                 break;
             }
         }
+        self.rumours.on_message(&publisher, (since, seq));
     }
 
     /// Holes that were open for too long become gaps, and so does what neighbours have said for too long to be there.
@@ -229,19 +230,17 @@ impl Publishers {
         for (publisher, track) in &mut self.tracks {
             while track.holes.front().is_some_and(|hole| hole.opened + self.gap_after <= now) {
                 let hole = track.holes.pop_front().expect("just seen");
-                // By rumour it was told before.
-                if hole.to > self.rumours.told(publisher, track.since) {
-                    tell(&mut self.told, *publisher, track.since, hole);
-                }
+                tell(&mut self.told, &self.rumours, *publisher, track.since, hole);
             }
         }
         let holes = self.tracks.values().filter_map(|track| track.holes.front());
         self.holes_since = holes.map(|hole| hole.opened).min();
-        for (publisher, (since, high), told) in self.rumours.due(now.saturating_sub(self.gap_after)) {
+        for (publisher, (since, high)) in self.rumours.due(now.saturating_sub(self.gap_after)) {
             let Some(had) = self.had(&publisher, since) else { continue };
-            let from = had.max(told).max(high.saturating_sub(WINDOW)) + 1;
-            if from <= high {
-                self.told.push_back(Gap { publisher, since, seqs: from..=high });
+            let from = had.max(high.saturating_sub(WINDOW)) + 1;
+            for seqs in self.rumours.untold(&publisher, since, from..=high) {
+                self.rumours.on_told(&publisher, since, &seqs);
+                self.told.push_back(Gap { publisher, since, seqs });
             }
         }
     }
@@ -253,10 +252,10 @@ impl Publishers {
         since.map(|since| since + self.gap_after)
     }
 
-    /// A neighbour, one of so many, says what it has of a publisher.
-    pub fn on_said(&mut self, from: NodeId, said: &Summary, neighbours: usize, now: Duration) {
+    /// A peer, our only neighbour or not, says what it has of a publisher.
+    pub fn on_said(&mut self, from: NodeId, said: &Summary, is_only: bool, now: Duration) {
         let mut rumours = std::mem::take(&mut self.rumours);
-        rumours.on_said(from, said, (neighbours, self.publishers_max), now, |(since, high)| {
+        rumours.on_said(from, said, (is_only, self.publishers_max), now, |(since, high)| {
             self.had(&said.publisher, since).is_none_or(|had| had >= high)
         });
         self.rumours = rumours;
@@ -397,7 +396,7 @@ impl Publishers {
         let quietest = self.tracks.iter().min_by_key(|(_, track)| track.heard_at).map(|(id, _)| *id);
         let Some(id) = quietest else { return };
         let Some(track) = self.tracks.remove(&id) else { return };
-        track.holes.into_iter().for_each(|hole| tell(&mut self.told, id, track.since, hole));
+        track.holes.into_iter().for_each(|hole| tell(&mut self.told, &self.rumours, id, track.since, hole));
         let place = self.forgotten_order.back().map_or(0, |(_, place)| place + 1);
         self.forgotten.insert(id, Forgotten { since: track.since, high: track.high, place });
         self.forgotten_order.push_back((id, place));
@@ -412,8 +411,10 @@ impl Publishers {
     }
 }
 
-fn tell(told: &mut VecDeque<Gap>, publisher: NodeId, since: u64, hole: Hole) {
-    told.push_back(Gap { publisher, since, seqs: hole.from..=hole.to });
+/// Tells a hole, but for what was told of it by rumour.
+fn tell(told: &mut VecDeque<Gap>, rumours: &Rumours, publisher: NodeId, since: u64, hole: Hole) {
+    let untold = rumours.untold(&publisher, since, hole.from..=hole.to);
+    told.extend(untold.map(|seqs| Gap { publisher, since, seqs }));
 }
 
 impl Track {
@@ -505,7 +506,7 @@ mod tests {
 
     fn said(publishers: &mut Publishers, from: u8, high: u64, at: u64) {
         let said = Summary { publisher: WHO, since: 5, high };
-        publishers.on_said(NodeId::from_bytes([from; 32]), &said, 4, ms(at));
+        publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(at));
     }
 
     /// The last message did not come, and whoever had it has let go of it: no next one shows the hole.
@@ -561,9 +562,85 @@ mod tests {
         assert_eq!(gaps(&mut publishers), [1..=1]);
         let mut alone = Publishers::new(10, ms(100), 0);
         let one = Summary { publisher: WHO, since: 5, high: 1 };
-        alone.on_said(NodeId::from_bytes([1; 32]), &one, 1, ms(0));
+        alone.on_said(NodeId::from_bytes([1; 32]), &one, true, ms(0));
         alone.on_tick(ms(100));
         assert_eq!(gaps(&mut alone), [1..=1]);
+    }
+
+    fn id(number: u64) -> NodeId {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&number.to_be_bytes());
+        NodeId::from_bytes(id)
+    }
+
+    fn make_up(publishers: &mut Publishers, from: u8, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            let said = Summary { publisher: id(number), since: 5, high: 1 };
+            publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(0));
+        }
+    }
+
+    /// There is room for so many publishers to be spoken of. One peer took all of it, for good.
+    #[test]
+    fn who_makes_publishers_up_keeps_nobody_from_hearing_of_true_ones() {
+        let mut publishers = Publishers::new(16, ms(100), 0);
+        make_up(&mut publishers, 9, 0..1000);
+        assert_eq!(publishers.wake_at(), None, "and nothing waits for what it says");
+        said(&mut publishers, 1, 2, 10);
+        make_up(&mut publishers, 9, 1000..2000);
+        said(&mut publishers, 2, 2, 20);
+        make_up(&mut publishers, 9, 2000..3000);
+        publishers.on_tick(ms(120));
+        assert_eq!(gaps(&mut publishers), [1..=2]);
+        make_up(&mut publishers, 9, 3000..4000);
+        said(&mut publishers, 3, 2, 130);
+        assert_eq!(publishers.wake_at(), None, "nor does it make them told again");
+    }
+
+    /// For as long as a node has one neighbour it believes that, and the first that it meets may be a liar.
+    #[test]
+    fn what_an_only_neighbour_made_up_hides_nothing() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        publishers.on_message(&serial(5, 1), ms(0));
+        let liar = NodeId::from_bytes([9; 32]);
+        publishers.on_said(liar, &Summary { publisher: WHO, since: 5, high: 1 << 40 }, true, ms(0));
+        publishers.on_tick(ms(100));
+        assert_eq!(gaps(&mut publishers), [(1 << 40) - WINDOW + 1..=1 << 40]);
+        said(&mut publishers, 1, 3, 110);
+        said(&mut publishers, 2, 3, 120);
+        publishers.on_tick(ms(220));
+        assert_eq!(gaps(&mut publishers), [2..=3]);
+        publishers.on_message(&serial(5, 6), ms(300));
+        publishers.on_tick(ms(400));
+        assert_eq!(gaps(&mut publishers), [4..=5]);
+    }
+
+    /// Neighbours come and go, and what those said who are gone is no reason not to listen to others.
+    #[test]
+    fn who_comes_later_is_listened_to() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        (1..=20).for_each(|from| said(&mut publishers, from, 1, 0));
+        publishers.on_tick(ms(100));
+        assert_eq!(gaps(&mut publishers), [1..=1]);
+        said(&mut publishers, 21, 3, 110);
+        said(&mut publishers, 22, 2, 120);
+        publishers.on_tick(ms(220));
+        assert_eq!(gaps(&mut publishers), [2..=2]);
+        publishers.on_message(&serial(5, 5), ms(300));
+        publishers.on_tick(ms(400));
+        assert_eq!(gaps(&mut publishers), [3..=4], "a hole is told but for what was");
+    }
+
+    /// What two say is missing comes in part, and the rest is still waited for.
+    #[test]
+    fn what_comes_in_part_leaves_the_rest_to_be_told() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        said(&mut publishers, 1, 3, 0);
+        publishers.on_message(&serial(5, 1), ms(10));
+        said(&mut publishers, 2, 3, 20);
+        publishers.on_message(&serial(5, 2), ms(30));
+        publishers.on_tick(ms(120));
+        assert_eq!(gaps(&mut publishers), [3..=3]);
     }
 
     #[test]
@@ -599,9 +676,7 @@ mod tests {
     fn publishers_are_bounded() {
         let mut publishers = Publishers::new(16, ms(100), 0);
         for number in 0..1000_u64 {
-            let mut id = [0; 32];
-            id[..8].copy_from_slice(&number.to_be_bytes());
-            let serial = Serial { publisher: NodeId::from_bytes(id), since: 5, seq: 1 };
+            let serial = Serial { publisher: id(number), since: 5, seq: 1 };
             publishers.on_message(&serial, ms(number));
         }
         assert_eq!(publishers.len(), 16);

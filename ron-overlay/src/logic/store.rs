@@ -4,9 +4,13 @@
 //! their ages. That a name is forgotten costs a copy at most, because the numbers of a publisher tell a second time what
 //! is new. Messages are kept while somebody may ask for them: all of them for as long as an announcement may be waited
 //! on, and then as many as fit.
+//!
+//! The last message of each publisher stays longer than others, where there is room. What came before it shows as a hole to whoever
+//! hears it; itself it is missed in silence by all who were cut off, and digests that speak of it are worth little where nobody
+//! can give it.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -38,6 +42,9 @@ pub struct StoreSettings {
     pub bytes_max: usize,
     /// For how long. Default 30 s.
     pub messages_for: Duration,
+    /// For how long the last message of each publisher is kept, as far as `bytes` go. Default 1 h; longer where nodes are cut
+    /// off for longer, less where a quiet topic should hold nothing.
+    pub last_for: Duration,
 }
 
 impl Default for StoreSettings {
@@ -49,6 +56,7 @@ impl Default for StoreSettings {
             new_for: Duration::from_millis(500),
             bytes_max: 8 << 20,
             messages_for: Duration::from_secs(30),
+            last_for: Duration::from_secs(3600),
         }
     }
 }
@@ -77,6 +85,10 @@ pub struct Store {
     gone: usize,
     by_name: HashMap<MessageId, usize>,
     by_serial: HashMap<Serial, usize>,
+    /// Of each publisher of whom something is kept, what it said last, and its place.
+    last: HashMap<NodeId, (Serial, usize)>,
+    /// Those of them that are kept for longer, by their places.
+    lasting: BTreeMap<usize, (Duration, Kept)>,
     bytes: usize,
 }
 
@@ -92,6 +104,8 @@ impl Store {
             gone: 0,
             by_name: HashMap::new(),
             by_serial: HashMap::new(),
+            last: HashMap::new(),
+            lasting: BTreeMap::new(),
             bytes: 0,
         }
     }
@@ -118,6 +132,13 @@ impl Store {
             self.by_serial.insert(serial, place);
             self.bytes += weight(&kept);
             self.kept.push_back((now, kept));
+            let last = self.last.entry(serial.publisher).or_insert((serial, place));
+            if last.0 < serial {
+                let before = std::mem::replace(last, (serial, place)).1;
+                if let Some((_, kept)) = self.lasting.remove(&before) {
+                    self.forget(&kept, before);
+                }
+            }
         }
         self.expire(now);
     }
@@ -125,26 +146,53 @@ impl Store {
     /// Lets go of what is too old or too much.
     pub fn expire(&mut self, now: Duration) {
         self.turn_names(now);
+        let StoreSettings { bytes, new_for, bytes_max, messages_for, last_for, .. } = self.settings;
+        while let Some(oldest) = self.lasting.first_entry() {
+            if oldest.get().0.saturating_add(last_for) > now && self.bytes <= bytes {
+                break;
+            }
+            let (place, (_, kept)) = oldest.remove_entry();
+            self.forget(&kept, place);
+        }
         while let Some((at, oldest)) = self.kept.front() {
-            let StoreSettings { bytes, new_for, bytes_max, messages_for, .. } = self.settings;
             let is_much = self.bytes > bytes_max || self.bytes > bytes && at.saturating_add(new_for) <= now;
             let is_old = at.saturating_add(messages_for) <= now;
             if !(is_old || is_much && self.kept.len() > 1) {
                 break;
             }
-            let (id, serial) = (oldest.message.id(), *oldest.message.serial());
-            self.bytes -= weight(oldest);
-            self.by_name.remove(&id);
-            // A later message may have been given the same number.
-            if self.by_serial.get(&serial) == Some(&self.gone) {
-                self.by_serial.remove(&serial);
-            }
-            self.kept.pop_front();
+            let lasts =
+                self.last.get(&oldest.message.serial().publisher).is_some_and(|last| last.1 == self.gone);
+            let stays = lasts && self.bytes <= bytes && at.saturating_add(last_for) > now;
+            let place = self.gone;
             self.gone += 1;
+            let Some((at, kept)) = self.kept.pop_front() else { break };
+            if stays {
+                self.lasting.insert(place, (at, kept));
+            } else {
+                self.forget(&kept, place);
+            }
         }
-        if self.kept.is_empty() && self.kept.capacity() > 0 {
+        let is_held = self.kept.capacity() > 0 || self.lasting.is_empty() && self.by_name.capacity() > 0;
+        if self.kept.is_empty() && is_held {
             // What a busy time needed is not held through a quiet one.
-            (self.kept, self.by_name, self.by_serial) = Default::default();
+            self.kept = VecDeque::new();
+            self.by_name.shrink_to_fit();
+            self.by_serial.shrink_to_fit();
+            self.last.shrink_to_fit();
+        }
+    }
+
+    /// A message that was in this place is here no more.
+    fn forget(&mut self, kept: &Kept, place: usize) {
+        let serial = kept.message.serial();
+        self.bytes -= weight(kept);
+        self.by_name.remove(&kept.message.id());
+        // A later message may have been given the same number.
+        if self.by_serial.get(serial) == Some(&place) {
+            self.by_serial.remove(serial);
+        }
+        if self.last.get(&serial.publisher).is_some_and(|last| last.1 == place) {
+            self.last.remove(&serial.publisher);
         }
     }
 
@@ -167,7 +215,11 @@ impl Store {
     }
 
     fn at(&self, place: usize) -> Option<&Kept> {
-        self.kept.get(place.checked_sub(self.gone)?).map(|(_, kept)| kept)
+        let kept = match place.checked_sub(self.gone) {
+            Some(place) => self.kept.get(place),
+            None => self.lasting.get(&place),
+        };
+        kept.map(|(_, kept)| kept)
     }
 
     /// Begins another generation of names when this one is full or old.
@@ -232,7 +284,44 @@ mod tests {
         let by_name = store.get(&kept(40, 1000).message.id()).unwrap();
         assert_eq!(by_name.message.serial().seq, 40);
         store.expire(ms(40_000));
+        assert_eq!((held(&store), store.bytes()), (vec![40], 1000 + OVERHEAD), "the last stays");
+        assert!(store.by_name.capacity() < 8 && store.kept.capacity() == 0);
+        store.expire(ms(506 + 3_600_000));
         assert_eq!((held(&store).len(), store.bytes(), store.by_name.capacity()), (0, 0, 0));
+    }
+
+    /// The last message of somebody who was alone when it said it, or of which others did not hear because they were: those who
+    /// meet later are told of it, and have to get it from somewhere.
+    #[test]
+    fn what_each_publisher_said_last_stays_as_far_as_there_is_room() {
+        let mut store = small();
+        let of = |who: u8, seq| {
+            let serial = Serial { publisher: NodeId::from_bytes([who; 32]), since: 5, seq };
+            let message = Message::unsigned(&TopicId::of("test"), serial, vec![0; 1000].into());
+            Kept { message, tree: WHO, hops: 0 }
+        };
+        let last = |store: &Store| -> Vec<(u8, u64)> {
+            let serial = |who, seq| Serial { publisher: NodeId::from_bytes([who; 32]), since: 5, seq };
+            let all = (1..30).flat_map(|who| (1..5).map(move |seq| (who, seq)));
+            all.filter(|(who, seq)| store.get_serial(&serial(*who, *seq)).is_some()).collect()
+        };
+        for (who, seq) in [(1, 1), (2, 1), (1, 3), (1, 2)] {
+            store.keep(of(who, seq), ms(0));
+        }
+        store.expire(ms(40_000));
+        assert_eq!(last(&store), [(1, 3), (2, 1)], "not what came last, but what was said last");
+        assert!(store.get(&of(1, 3).message.id()).is_some());
+        store.keep(of(1, 4), ms(50_000));
+        assert_eq!(last(&store), [(1, 4), (2, 1)], "one of each");
+        for who in 3..=11 {
+            store.keep(of(who, 1), ms(60_000));
+        }
+        assert_eq!((last(&store).len(), last(&store)[0]), (10, (1, 4)), "the oldest makes room");
+        store.expire(ms(100_000));
+        assert_eq!((last(&store).len(), store.bytes()), (10, 10 * (1000 + OVERHEAD)));
+        store.expire(ms(3_660_000));
+        assert_eq!((last(&store).len(), store.bytes()), (0, 0));
+        assert!(store.last.is_empty() && store.by_serial.is_empty());
     }
 
     /// A message larger than all bounds could not be fetched by anybody who missed it.
@@ -243,10 +332,11 @@ mod tests {
         store.keep(kept(2, 100_000), ms(1));
         store.expire(ms(2000));
         assert_eq!(held(&store), [2]);
-        store.keep(kept(3, 1000), ms(2001));
-        assert_eq!(held(&store), [3]);
         store.expire(ms(40_000));
-        assert_eq!(held(&store), [] as [u64; 0]);
+        assert_eq!(held(&store), [] as [u64; 0], "for its time, and no longer where there is no room for it");
+        store.keep(kept(3, 100_000), ms(50_000));
+        store.keep(kept(4, 1000), ms(51_000));
+        assert_eq!(held(&store), [4]);
     }
 
     #[test]

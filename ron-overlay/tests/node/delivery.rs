@@ -85,7 +85,8 @@ async fn bad_lines_and_broken_sessions_lose_nothing() {
 async fn what_cannot_be_repaired_is_told_as_a_gap() {
     let world = World::new(3);
     // Nothing is kept for others, so nobody can fetch what it missed.
-    let store = StoreSettings { messages_for: Duration::ZERO, ..StoreSettings::default() };
+    let store =
+        StoreSettings { messages_for: Duration::ZERO, last_for: Duration::ZERO, ..StoreSettings::default() };
     let settings =
         Settings { gossip: GossipSettings { store, ..GossipSettings::default() }, ..Settings::default() };
     let mut members = world.swarm(2, &settings).await;
@@ -114,6 +115,35 @@ async fn what_cannot_be_repaired_is_told_as_a_gap() {
     assert_eq!(strict.next().await.unwrap().unwrap().payload(), "last");
     let publisher = members[0].node.id();
     assert_eq!(strict.next().await.unwrap_err(), OverlayError::Lost { publisher, count: 3 });
+    stop(members.into_iter().map(|member| member.node)).await;
+}
+
+/// Seed 8017 of the simulation of whole nodes: somebody was alone behind a partition for longer than messages are kept for others,
+/// and what it said there was its last. Those it met then were told that they miss it, and those who met only them were not.
+#[tokio::test(start_paused = true)]
+async fn what_somebody_said_last_while_alone_reaches_everybody() {
+    let world = World::new(9);
+    let mut members = world.swarm(4, &Settings::default()).await;
+    world.net.partition(&[ip(4)], &[ip(1), ip(2), ip(3)]);
+    tokio::time::sleep(20 * SECOND).await;
+    for said in ["first", "second", "last"] {
+        members[3].publish(said).await;
+    }
+    tokio::time::sleep(45 * SECOND).await;
+    world.net.mend(ip(4), ip(1));
+    world.net.mend(ip(1), ip(4));
+    members[3].topic.joined(Deadline::after(60 * SECOND)).await.unwrap();
+    for (number, member) in members[..3].iter_mut().enumerate() {
+        let mut told = Vec::new();
+        while let Ok(Some(delivery)) = tokio::time::timeout(20 * SECOND, member.heard.recv()).await {
+            told.push(match delivery {
+                Delivery::Message { message, .. } => format!("{:?}", message.payload()),
+                Delivery::Gap(gap) => format!("{:?}", gap.seqs),
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(told, ["b\"last\"", "1..=2"], "{}", number + 1);
+    }
     stop(members.into_iter().map(|member| member.node)).await;
 }
 

@@ -235,13 +235,14 @@ impl Gossip {
 
     pub(super) fn on_digest(&mut self, from: NodeId, theirs: &[Summary], now: Duration) {
         let mut left = FETCH_MAX;
+        let is_only = self.links.len() == 1 && self.links.contains_key(&from);
         for summary in theirs.iter().take(SUMMARIES_MAX) {
             if summary.publisher == self.me {
                 self.own.on_known(summary.since);
                 continue;
             }
             let seqs = self.publishers.missing(summary, left);
-            self.publishers.on_said(from, summary, self.links.len(), now);
+            self.publishers.on_said(from, summary, is_only, now);
             left -= seqs.len();
             if !seqs.is_empty() {
                 // One fetch lasts until it has come: the next digest tells what is still missing.

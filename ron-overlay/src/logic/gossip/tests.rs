@@ -431,3 +431,61 @@ fn who_was_away_is_told_what_was_said() {
     let told = Word::Digest(vec![Summary { publisher: id(8), since: 5, high: 1 }]);
     assert_eq!(sent(&outputs(&mut gossip), 4, |word| *word == told), 1);
 }
+
+/// A node said something while it was alone, for longer than messages are kept for others. What came before its last message shows
+/// as a hole with that, and to nobody without it.
+#[test]
+fn who_was_alone_gives_its_last_message_to_whoever_comes() {
+    let mut alone = Gossip::new(contact(8), GossipSettings::default(), 2, 7);
+    for _ in 0..3 {
+        let message =
+            Message::unsigned(&TopicId::of("news"), alone.next_serial(5), Bytes::from_static(b"hi"));
+        alone.publish(message, ms(0));
+    }
+    (1..100).for_each(|seconds| alone.on_tick(ms(seconds * 1000)));
+    outputs(&mut alone);
+    let (mut gossip, now) = (node(GossipSettings::default()), ms(100_000));
+    alone.on_word(id(0), Word::View(ViewMessage::Ask { me: contact(0), is_urgent: true }), now);
+    let words = |from: &mut Gossip, to: &mut Gossip, name: u8| {
+        let mut heard = Vec::new();
+        for output in accept_all(from, now) {
+            match output {
+                Output::Send { to: whom, word } if whom.id == to.me => to.on_word(id(name), word, now),
+                other => heard.push(other),
+            }
+        }
+        heard
+    };
+    words(&mut alone, &mut gossip, 8);
+    words(&mut gossip, &mut alone, 0);
+    words(&mut alone, &mut gossip, 8);
+    let heard = words(&mut gossip, &mut alone, 0);
+    assert_eq!(deliveries(&heard), 1);
+    gossip.on_tick(now + ms(20));
+    let announced = outputs(&mut gossip);
+    let haves: usize = (1..4).map(|to| sent(&announced, to, |word| matches!(word, Word::Have(_)))).sum();
+    assert_eq!(haves, 3, "whoever did not meet it hears of it too");
+    gossip.on_tick(now + ms(8000));
+    assert!(outputs(&mut gossip).contains(&Output::Gap(Gap { publisher: id(8), since: 5, seqs: 1..=2 })));
+}
+
+/// Peers that are no neighbours tell what they have, too. One of them is not what an only neighbour is.
+#[test]
+fn an_only_neighbour_is_believed_and_a_stranger_is_not() {
+    let gaps = |gossip: &mut Gossip, until| {
+        gossip.on_tick(ms(until));
+        outputs(gossip).into_iter().filter(|output| matches!(output, Output::Gap(_))).count()
+    };
+    let said = || Word::Digest(vec![Summary { publisher: id(8), since: 5, high: 1 }]);
+    let mut gossip = Gossip::new(contact(0), GossipSettings::default(), 0, 7);
+    gossip.on_word(id(50), said(), ms(0));
+    assert_eq!(gaps(&mut gossip, 20_000), 0, "it has no neighbour at all");
+    gossip.on_word(id(1), Word::View(ViewMessage::Ask { me: contact(1), is_urgent: false }), ms(20_000));
+    gossip.on_word(id(50), said(), ms(20_000));
+    gossip.on_word(id(1), Word::Ping(0), ms(27_000));
+    assert_eq!(gaps(&mut gossip, 28_000), 0);
+    let other = Summary { publisher: id(9), since: 5, high: 1 };
+    gossip.on_word(id(1), Word::Digest(vec![other]), ms(28_000));
+    gossip.on_word(id(1), Word::Ping(0), ms(35_000));
+    assert_eq!(gaps(&mut gossip, 36_000), 1);
+}

@@ -1,11 +1,14 @@
 //! What neighbours say was published, and is not here.
 //!
 //! A hole shows with the next message. After the last message there is none: who missed that one hears of it by digests alone, asks for
-//! it, and may ask somebody who has let go of it by then. It is told as missing all the same, if two neighbours say so, or its
-//! publisher, or the only neighbour there is. One of many that makes numbers up is not believed.
+//! it, and may ask somebody who has let go of it by then. It is told as missing all the same, if two peers say so, or its
+//! publisher, or the only neighbour there is. One of many that makes numbers up is not believed, and neither does it keep
+//! others from being heard: when there is no more room, whoever spoke alone about most publishers loses one of those.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
     time::Duration,
 };
 
@@ -13,7 +16,7 @@ use ron_core::NodeId;
 
 use super::{Summary, WINDOW};
 
-/// Neighbours that are listened to about one publisher.
+/// Peers that are listened to about one publisher. Those that say most are: two of them are believed.
 const VOICES_MAX: usize = 8;
 
 /// When a publisher began, and the number of a message.
@@ -22,90 +25,237 @@ type Mark = (u64, u64);
 #[derive(Debug, Default)]
 pub(super) struct Rumours {
     publishers: BTreeMap<NodeId, Rumour>,
+    /// Those about whom something is waited for, by since when.
+    waiting: BTreeSet<(Duration, NodeId)>,
+    /// All, oldest first, by whoever makes us remember them: the only one who spoke about them, or else they themselves.
+    held_by: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>>,
+    /// How many were ever heard of.
+    heard: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rumour {
-    /// The highest that each neighbour says there is.
+    /// The how-manieth that was heard of, and who makes us remember it.
+    place: u64,
+    holder: NodeId,
+    /// The highest that each peer says there is.
     voices: BTreeMap<NodeId, Mark>,
     /// What is believed and not here, and since when.
     waiting: Option<(Mark, Duration)>,
-    /// Up to which it was told as missing.
-    told: Mark,
+    /// What was told as missing: of which beginning, from where, and up to where.
+    told: Option<(u64, u64, u64)>,
 }
 
 impl Rumour {
-    /// The highest that is believed.
-    fn believed(&self, publisher: &NodeId, neighbours: usize) -> Mark {
+    fn new(place: u64, holder: NodeId) -> Self {
+        Rumour { place, holder, voices: BTreeMap::new(), waiting: None, told: None }
+    }
+
+    fn hear(&mut self, from: NodeId, mark: Mark) {
+        self.voices.insert(from, mark);
+        if self.voices.len() > VOICES_MAX {
+            let lowest = self.voices.iter().min_by_key(|(_, mark)| **mark).map(|(peer, _)| *peer);
+            lowest.and_then(|peer| self.voices.remove(&peer));
+        }
+    }
+
+    /// The highest that is believed: what two say, or the publisher, or who is trusted alone.
+    fn believed(&self, publisher: &NodeId, trusted: Option<&NodeId>) -> Mark {
         let mut marks: Vec<Mark> = self.voices.values().copied().collect();
         marks.sort_unstable_by(|one, other| other.cmp(one));
-        let needed = if neighbours <= 1 { 1 } else { 2 };
-        let agreed = marks.get(needed - 1).copied().unwrap_or_default();
-        agreed.max(self.voices.get(publisher).copied().unwrap_or_default())
+        let agreed = marks.get(1).copied().unwrap_or_default();
+        let alone = [Some(publisher), trusted].into_iter().flatten().filter_map(|peer| self.voices.get(peer));
+        alone.copied().fold(agreed, Mark::max)
+    }
+
+    fn was_told(&self, (since, high): Mark) -> bool {
+        self.told.is_some_and(|(began, from, to)| began == since && (from..=to).contains(&high))
     }
 }
 
 impl Rumours {
-    /// A neighbour, one of so many, says what there is of a publisher. `has` says of a mark whether nothing up to it is missing, or is
-    /// owed at all; of so many publishers at most is listened to such words.
+    /// A peer says what there is of a publisher, and may be our only neighbour. `has` says of a mark whether nothing up to it is
+    /// missing, or is owed at all; of so many publishers at most is listened to such words.
     pub(super) fn on_said(
         &mut self,
         from: NodeId,
         said: &Summary,
-        (neighbours, most): (usize, usize),
+        (is_only, most): (bool, usize),
         now: Duration,
         has: impl Fn(Mark) -> bool,
     ) {
-        let (publisher, mark, is_full) =
-            (said.publisher, (said.since, said.high), self.publishers.len() >= most);
-        let rumour = match self.publishers.entry(publisher) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(_) if is_full || has(mark) => return,
-            Entry::Vacant(new) => new.insert(Rumour::default()),
-        };
-        if rumour.voices.len() < VOICES_MAX || rumour.voices.contains_key(&from) {
-            rumour.voices.insert(from, mark);
+        let (publisher, mark) = (said.publisher, (said.since, said.high));
+        if !self.publishers.contains_key(&publisher) {
+            if has(mark) || most == 0 {
+                return;
+            }
+            while self.publishers.len() >= most {
+                self.make_room();
+            }
+            self.heard += 1;
+            let new = Rumour::new(self.heard, from);
+            self.held_by.entry(from).or_default().insert((new.place, publisher));
+            self.publishers.insert(publisher, new);
         }
-        let believed = rumour.believed(&publisher, neighbours);
-        let is_news = believed > rumour.told && !has(believed);
-        match &mut rumour.waiting {
-            Some((waiting, _)) if is_news => *waiting = believed.max(*waiting),
-            None if is_news => rumour.waiting = Some((believed, now)),
-            _ => {}
+        let Some(rumour) = self.publishers.get_mut(&publisher) else { return };
+        rumour.hear(from, mark);
+        let believed = rumour.believed(&publisher, is_only.then_some(&from));
+        if !has(believed) && !rumour.was_told(believed) {
+            let (waiting, since) = rumour.waiting.unwrap_or((believed, now));
+            rumour.waiting = Some((waiting.max(believed), since));
+            self.waiting.insert((since, publisher));
+        }
+        // One may be made up. More than that would be made up about this very publisher.
+        let is_alone = rumour.voices.len() == 1 && rumour.waiting.is_none() && rumour.told.is_none();
+        if !is_alone && rumour.holder != publisher {
+            let (holder, place) = (std::mem::replace(&mut rumour.holder, publisher), rumour.place);
+            self.let_go(holder, place, publisher);
+            self.held_by.entry(publisher).or_default().insert((place, publisher));
         }
     }
 
-    /// What has been waited for since before this, and is now told as missing: whose, and up to where.
-    pub(super) fn due(&mut self, before: Duration) -> Vec<(NodeId, Mark, u64)> {
+    /// What has been waited for since before this, and is now to be told as missing: whose, and up to where.
+    pub(super) fn due(&mut self, before: Duration) -> Vec<(NodeId, Mark)> {
         let mut due = Vec::new();
-        for (publisher, rumour) in &mut self.publishers {
-            let Some((mark, _)) = rumour.waiting.take_if(|(_, since)| *since <= before) else { continue };
-            let told = if rumour.told.0 == mark.0 { rumour.told.1 } else { 0 };
-            rumour.told = mark;
-            due.push((*publisher, mark, told));
+        while let Some(first @ (_, publisher)) =
+            self.waiting.first().copied().filter(|(since, _)| *since <= before)
+        {
+            self.waiting.remove(&first);
+            let waiting = self.publishers.get_mut(&publisher).and_then(|rumour| rumour.waiting.take());
+            due.extend(waiting.map(|(mark, _)| (publisher, mark)));
         }
         due
     }
 
-    /// Up to which number of a beginning the publisher's messages were told as missing.
-    pub(super) fn told(&self, publisher: &NodeId, since: u64) -> u64 {
-        let told = self.publishers.get(publisher).map(|rumour| rumour.told);
-        told.filter(|told| told.0 == since).map_or(0, |told| told.1)
+    /// These numbers of a publisher were told as missing.
+    pub(super) fn on_told(&mut self, publisher: &NodeId, since: u64, seqs: &RangeInclusive<u64>) {
+        let Some(rumour) = self.publishers.get_mut(publisher) else { return };
+        let (from, to) = (*seqs.start(), *seqs.end());
+        // What touches what was told before is one with it.
+        let before = rumour.told.filter(|told| told.0 == since && told.1 <= to + 1 && from <= told.2 + 1);
+        rumour.told =
+            Some(before.map_or((since, from, to), |told| (since, from.min(told.1), to.max(told.2))));
+    }
+
+    /// Those of these numbers that were not told as missing, below and above those that were.
+    pub(super) fn untold(
+        &self,
+        publisher: &NodeId,
+        since: u64,
+        seqs: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = RangeInclusive<u64>> + use<> {
+        let told = self.publishers.get(publisher).and_then(|rumour| rumour.told);
+        let told =
+            told.filter(|(began, from, to)| *began == since && from <= seqs.end() && seqs.start() <= to);
+        let (low, high) = match told {
+            Some((_, from, to)) => (*seqs.start()..=from - 1, Some(to + 1..=*seqs.end())),
+            None => (seqs, None),
+        };
+        [Some(low), high].into_iter().flatten().filter(|seqs| !seqs.is_empty())
     }
 
     /// Since when something is waited for.
     pub(super) fn waiting_since(&self) -> Option<Duration> {
-        self.publishers.values().filter_map(|rumour| rumour.waiting.map(|(_, since)| since)).min()
+        self.waiting.first().map(|(since, _)| *since)
     }
 
     /// A message is here: what is waited for may be.
     pub(super) fn on_message(&mut self, publisher: &NodeId, mark: Mark) {
         let Some(rumour) = self.publishers.get_mut(publisher) else { return };
-        rumour.waiting = rumour.waiting.take().filter(|(waiting, _)| *waiting > mark);
+        if let Some((_, since)) = rumour.waiting.take_if(|(waiting, _)| *waiting <= mark) {
+            self.waiting.remove(&(since, *publisher));
+        }
+        rumour.voices.retain(|_, said| *said > mark);
         // What was told must not be told again as a hole, so it is remembered for as long as it can be one.
-        let (since, told) = rumour.told;
-        if rumour.waiting.is_none() && (told == 0 || since < mark.0 || told + WINDOW < mark.1) {
-            self.publishers.remove(publisher);
+        let is_past =
+            |(since, _, to): (u64, u64, u64)| since < mark.0 || since == mark.0 && to + WINDOW < mark.1;
+        if rumour.voices.is_empty() && rumour.waiting.is_none() && rumour.told.is_none_or(is_past) {
+            self.forget(publisher);
+        }
+    }
+
+    /// Forgets the oldest that is remembered because of the peer that makes us remember most.
+    fn make_room(&mut self) {
+        let most = self.held_by.values().max_by_key(|held| (held.len(), held.first().map(Reverse)));
+        let oldest = most.and_then(BTreeSet::first).map(|(_, publisher)| *publisher);
+        let oldest = oldest.expect("each that is remembered is held by somebody");
+        self.forget(&oldest);
+    }
+
+    fn forget(&mut self, publisher: &NodeId) {
+        let Some(rumour) = self.publishers.remove(publisher) else { return };
+        self.let_go(rumour.holder, rumour.place, *publisher);
+        if let Some((_, since)) = rumour.waiting {
+            self.waiting.remove(&(since, *publisher));
+        }
+    }
+
+    fn let_go(&mut self, holder: NodeId, place: u64, publisher: NodeId) {
+        let Some(held) = self.held_by.get_mut(&holder) else { return };
+        held.remove(&(place, publisher));
+        if held.is_empty() {
+            self.held_by.remove(&holder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(number: u8) -> NodeId {
+        NodeId::from_bytes([number; 32])
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Said(u8, u8, Mark),
+        Came(u8, Mark),
+        Due,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let mark = || (1_u64..4, 1_u64..9);
+        prop_oneof![
+            4 => (0_u8..12, 0_u8..30, mark()).prop_map(|(from, of, mark)| Step::Said(from, of, mark)),
+            1 => (0_u8..30, mark()).prop_map(|(of, mark)| Step::Came(of, mark)),
+            1 => Just(Step::Due),
+        ]
+    }
+
+    proptest! {
+        /// What is waited for is found without going through all, and each that is remembered is remembered because of somebody.
+        #[test]
+        fn the_orders_agree_with_what_is_remembered(steps in prop::collection::vec(step(), 1..200)) {
+            let mut rumours = Rumours::default();
+            for (at, step) in steps.into_iter().enumerate() {
+                let now = Duration::from_millis(at as u64);
+                match step {
+                    Step::Said(from, of, (since, high)) => {
+                        let said = Summary { publisher: id(of), since, high };
+                        rumours.on_said(id(from), &said, (from == 0, 8), now, |(_, high)| high < 2);
+                    }
+                    Step::Came(of, mark) => rumours.on_message(&id(of), mark),
+                    Step::Due => {
+                        for (publisher, (since, high)) in rumours.due(now.saturating_sub(Duration::from_millis(10))) {
+                            for seqs in rumours.untold(&publisher, since, 1..=high) {
+                                rumours.on_told(&publisher, since, &seqs);
+                            }
+                        }
+                    }
+                }
+                let all = &rumours.publishers;
+                prop_assert!(all.len() <= 8);
+                let waiting = all.iter().filter_map(|(id, rumour)| Some((rumour.waiting?.1, *id)));
+                prop_assert_eq!(&waiting.collect::<BTreeSet<_>>(), &rumours.waiting);
+                let mut held: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>> = BTreeMap::new();
+                for (id, rumour) in all {
+                    held.entry(rumour.holder).or_default().insert((rumour.place, *id));
+                }
+                prop_assert_eq!(&held, &rumours.held_by);
+            }
         }
     }
 }
