@@ -13,6 +13,7 @@ mod logs;
 mod names;
 mod peers;
 mod records;
+mod registry;
 mod searches;
 mod slow;
 mod table;
