@@ -16,6 +16,7 @@ mod records;
 mod registry;
 mod searches;
 mod slow;
+mod spelling;
 mod table;
 mod tokens;
 
