@@ -69,8 +69,8 @@ pub enum RegistryError {
         retry_after: Duration,
     },
     /// The store failed to read, or cannot be opened.
-    #[error("store")]
-    Store(#[source] StoreError),
+    #[error(transparent)]
+    Store(StoreError),
     /// What is in the store is not the log that it should be. Nothing is served from it.
     #[error("the log cannot be trusted: {message}")]
     Untrusted {
@@ -167,5 +167,19 @@ impl From<ProofError> for RegistryError {
             ProofError::Pruned { minimum } => RegistryError::Lagging { first: minimum + 1 },
             error => RegistryError::Proof(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "could not prune: store" was all that a log said of a damaged entry: who writes an error down writes its words and not its
+    /// causes, so what the store said is said.
+    #[test]
+    fn what_the_store_says_is_said() {
+        let damaged = StoreError::Damaged { message: "version 5: a wrong sum".to_owned() };
+        let error = RegistryError::from(damaged.clone());
+        assert_eq!(error.to_string(), damaged.to_string());
     }
 }

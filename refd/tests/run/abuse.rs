@@ -13,10 +13,13 @@ mod logs;
 mod names;
 mod peers;
 mod records;
+mod registry;
 mod searches;
 mod slow;
+mod spelling;
 mod table;
 mod tokens;
+mod town;
 
 use std::{
     fs,
@@ -142,6 +145,13 @@ impl Configured {
         let metrics = self.daemon.get("/metrics");
         let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.map_or(0, |value| value.trim().parse::<f64>().unwrap() as u64)
+    }
+
+    /// The sum of all series of a family.
+    fn sum(&self, family: &str) -> u64 {
+        let metrics = self.daemon.get("/metrics");
+        let lines = metrics.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
     }
 
     /// Every file below the data directory, with its length.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use ron_core::{ContentId, Deadline, net::Identity};
-use ron_registry::{Action, Content, Policy, Proposal, Signer, client::Client};
+use ron_registry::{Action, Approval, Content, Policy, Proposal, Signer, client::Client, json::HeadBody};
 
 use super::{Daemon, REFD};
 
@@ -42,6 +42,82 @@ fn told(output: &Output) -> String {
 
 fn alone(args: &[&str]) -> Output {
     Command::new(REFD).args(args).output().unwrap()
+}
+
+/// Somebody who decides alone about the log of a node, over HTTP.
+pub(crate) struct Decider {
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+    person: Identity,
+    origin: String,
+}
+
+impl Decider {
+    /// Of a log that has begun, perhaps before the node was started again.
+    pub(crate) fn of(daemon: &Daemon, data: &Path) -> Decider {
+        let token = std::fs::read_to_string(data.join("token")).unwrap();
+        let client = Client::new(&format!("http://{}/registry", daemon.admin)).unwrap().token(token.trim());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let origin = runtime.block_on(client.head(soon())).unwrap().origin;
+        Decider { runtime, client, person: Identity::from_seed(&[7; 32]), origin }
+    }
+
+    /// Begins the log of a node.
+    pub(crate) fn found(daemon: &Daemon, data: &Path) -> Decider {
+        let decider = Decider::of(daemon, data);
+        decider.runtime.block_on(decider.client.found(&decider.policy(), soon())).unwrap();
+        decider
+    }
+
+    /// Who decides: this one.
+    pub(crate) fn policy(&self) -> Policy {
+        let signer = Signer { name: "ann".into(), key: self.person.public_key(), expires: None };
+        Policy::of(1, vec![signer]).unwrap()
+    }
+
+    pub(crate) fn head(&self) -> HeadBody {
+        self.runtime.block_on(self.client.head(soon())).unwrap()
+    }
+
+    /// That `name` shall stand for `content`, signed. `prior` is the version that bound it before.
+    pub(crate) fn binding(&self, name: &str, prior: u64, content: &[u8]) -> (Proposal, Approval) {
+        let content = Content::Artifact(ContentId::of(content));
+        let action = Action::Bind { name: name.parse().unwrap(), content, prior };
+        // Longer than the test takes, shorter than anything may wait.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let expires = now.as_millis() as u64 + 3_600_000;
+        let proposal = Proposal::new(&self.origin, 1, expires, action, None).unwrap();
+        let approval = proposal.approve(&self.person, expires);
+        (proposal, approval)
+    }
+
+    /// The version in which it was committed.
+    pub(crate) fn commit(&self, proposal: &Proposal, approval: &Approval) -> u64 {
+        let approvals = [approval.clone()];
+        let told = self.runtime.block_on(self.client.commit(proposal, &approvals, soon())).unwrap();
+        told.version.unwrap()
+    }
+
+    /// Decides that, and says in which version.
+    pub(crate) fn bind(&self, name: &str, prior: u64, content: &[u8]) -> u64 {
+        let (proposal, approval) = self.binding(name, prior, content);
+        self.commit(&proposal, &approval)
+    }
+
+    /// Binds four names again and again until the log, which has only begun, has so many entries.
+    pub(crate) fn fill(&self, entries: u64) {
+        let mut priors = [0; 4];
+        for version in 2..=entries {
+            let at = (version % 4) as usize;
+            let bound = self.bind(&format!("tools/{at}"), priors[at], &version.to_be_bytes());
+            assert_eq!(bound, version);
+            priors[at] = version;
+        }
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
 }
 
 #[test]
@@ -179,32 +255,9 @@ fn a_pruned_log_is_followed_from_its_snapshot() {
     let (dir, copy_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let prunes = [("REFD_REGISTRY__RETAIN_ENTRIES", "20"), ("REFD_REGISTRY__CHECKPOINT_INTERVAL_MS", "100")];
     let daemon = Daemon::start_with(dir.path(), &[], &prunes);
-    let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
-    let client = Client::new(&format!("http://{}/registry", daemon.admin)).unwrap().token(token.trim());
-    let soon = || Deadline::after(Duration::from_secs(60));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let head = runtime.block_on(async {
-        let person = Identity::from_seed(&[7; 32]);
-        let signer = Signer { name: "ann".into(), key: person.public_key(), expires: None };
-        client.found(&Policy::of(1, vec![signer]).unwrap(), soon()).await.unwrap();
-        let origin = client.head(soon()).await.unwrap().origin;
-        let mut priors = [0; 4];
-        for version in 2..=300_u64 {
-            let at = (version % 4) as usize;
-            let name = format!("tools/{at}").parse().unwrap();
-            let content = Content::Artifact(ContentId::of(&version.to_be_bytes()));
-            let action = Action::Bind { name, content, prior: priors[at] };
-            // Longer than the test takes, shorter than anything may wait.
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-            let expires = now.as_millis() as u64 + 3_600_000;
-            let proposal = Proposal::new(&origin, 1, expires, action, None).unwrap();
-            let approval = proposal.approve(&person, expires);
-            let told = client.commit(&proposal, &[approval], soon()).await.unwrap();
-            assert_eq!(told.version, Some(version));
-            priors[at] = version;
-        }
-        client.head(soon()).await.unwrap()
-    });
+    let decider = Decider::found(&daemon, dir.path());
+    decider.fill(300);
+    let head = decider.head();
     daemon.eventually("/registry/head", |answer| answer.contains("\"first\":257"));
     let node = Person { daemon: &daemon, data: dir.path() };
     let run = node.run(&["registry", "follow", "--log-key", &head.log_key, "--until", "300"]);

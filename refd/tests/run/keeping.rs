@@ -465,6 +465,47 @@ fn objects_are_put_got_changed_and_deleted_on_any_node() {
     assert_eq!(cluster.refd(1, &["rm", &id]).status.code(), Some(3));
 }
 
+/// Case 43 of the abuse cases: a node dies, and what it had is more than the links should carry at once. In no second does a node
+/// move more than it may, and all of it is there in the end.
+#[test]
+fn repairs_keep_to_their_pace() {
+    const PACE: f64 = (128 << 10) as f64;
+    let pace = PACE.to_string();
+    let mut cluster = Cluster::start_with(3, &[("REFD_KEEPING__BYTES_PER_SECOND", &pace)]);
+    let ids: Vec<String> =
+        (0..8).map(|number: usize| cluster.put(number % 3, &number.to_le_bytes().repeat(10_000))).collect();
+    cluster.until_met(8);
+    let moved = |cluster: &Cluster, number: usize| {
+        let metrics = cluster.node(number).get("/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix("ron_storage_repair_bytes_total "));
+        line.unwrap().parse::<f64>().unwrap()
+    };
+    cluster.kill(2);
+    // Each with the moments before and after it was asked.
+    let mut samples: [Vec<(Instant, Instant, f64)>; 2] = Default::default();
+    let began = Instant::now();
+    while ids.iter().any(|id| cluster.holders(id).len() < 2) {
+        for (number, samples) in samples.iter_mut().enumerate() {
+            let before = Instant::now();
+            let bytes = moved(&cluster, number);
+            samples.push((before, Instant::now(), bytes));
+        }
+        assert!(began.elapsed() < Duration::from_secs(90), "{:#}", cluster.status(0));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for samples in &samples {
+        for (at, (before, _, earlier)) in samples.iter().enumerate() {
+            for (_, after, later) in &samples[at..] {
+                let seconds = after.duration_since(*before).as_secs_f64().max(1.0);
+                assert!(later - earlier <= PACE * seconds, "{} bytes in {seconds} s", later - earlier);
+            }
+        }
+    }
+    let all: f64 = (0..2).map(|number| moved(&cluster, number)).sum();
+    println!("{all} bytes in {:?}", began.elapsed());
+    assert!(all >= 2.0 * PACE, "so little shows no pace: {all}");
+}
+
 /// A node that is told to go is emptied, and the others do not wait for it then.
 #[test]
 fn a_node_is_decommissioned() {

@@ -63,9 +63,14 @@ impl Daemon {
 
     /// With these flags and variables.
     fn start_with(data: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Daemon {
+        Daemon::start_at("127.0.0.1:0", data, flags, variables)
+    }
+
+    /// Where others will look for it.
+    fn start_at(listen: &str, data: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Daemon {
         let mut command = Command::new(REFD);
         command.envs(variables.iter().copied());
-        command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
+        command.args(["run", "--listen", listen, "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
         command.args(flags);
         Daemon::spawn(command)
     }

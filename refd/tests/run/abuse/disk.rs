@@ -110,7 +110,8 @@ fn changed_bytes_are_not_served() {
     assert_eq!(status(&answer), 206);
 }
 
-fn run(data: &Path) -> (bool, String) {
+/// Starts a node that must not come up, and says whether it did and what it said.
+pub(super) fn run(data: &Path) -> (bool, String) {
     let mut command = Command::new(REFD);
     command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
     // It must not come up. If it does, it is told to stop by the end of this test.

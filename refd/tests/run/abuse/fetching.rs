@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use ron_core::net::{
     Contact,
     oap::Code,
-    rpc::{Fault, Handling, Method, Peers, PeersSettings, Request, Service},
+    rpc::{Fault, Handling, Method, Peers, Request, Service},
 };
 
 use super::{
@@ -56,12 +56,7 @@ fn what_a_provider_made_up_is_not_kept() {
         let id = honest.put(&whole);
         let peer = Peer::new();
         let forges = Arc::new(Forges { honest: contact(&honest), at, peers: OnceLock::new() });
-        let inside = peer.runtime.enter();
-        let service = Arc::clone(&forges);
-        let peers =
-            Peers::start(&peer.endpoint, PROTOCOLS[2].0, service, PeersSettings::default(), &peer.host)
-                .unwrap();
-        drop(inside);
+        let peers = peer.serve(PROTOCOLS[2].0, Arc::clone(&forges) as _);
         assert!(forges.peers.set(peers).is_ok());
         let liar = format!("{}@{}", peer.endpoint.node_id(), peer.endpoint.local_addrs()[0]);
         let fetch = |from: &str| taker.allowed("POST", &format!("/fetch/{id}?from={from}"), "", b"");

@@ -11,7 +11,7 @@ use ron_core::{
     },
 };
 use ron_overlay::{
-    Message, TopicId,
+    Message, MessageId, TopicId,
     logic::{
         gossip::{Pushed, Word},
         view::ViewMessage,
@@ -36,7 +36,11 @@ struct Talker {
 
 impl Talker {
     fn new(node: &Configured) -> Talker {
-        let (to, peer) = (contact(node), Peer::new());
+        Talker::with(node, Peer::new())
+    }
+
+    fn with(node: &Configured, peer: Peer) -> Talker {
+        let to = contact(node);
         let peers = peer.speak(PROTOCOLS[1].0, "no");
         let session = peer.runtime.block_on(peers.session(to.id, &to.addrs, soon())).unwrap();
         Talker { session, _peers: peers, peer }
@@ -49,23 +53,12 @@ impl Talker {
     }
 
     fn me(&self) -> Contact {
-        me(&self.peer)
+        self.peer.contact()
     }
-}
-
-fn me(peer: &Peer) -> Contact {
-    Contact { id: peer.endpoint.node_id(), addrs: peer.endpoint.local_addrs().into() }
 }
 
 fn push(message: Message) -> Word {
     Word::Push(Pushed { tree: NodeId::from_bytes([9; 32]), hops: 1, is_repair: false, message })
-}
-
-/// The sum of all series of a family.
-fn sum(node: &Configured, family: &str) -> u64 {
-    let metrics = node.daemon.get("/metrics");
-    let lines = metrics.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
-    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
 }
 
 /// Case 32: messages with a signature that is for something else. Nobody hears them, and after four their sender has no session
@@ -136,7 +129,7 @@ fn one_peer_has_so_many_topics_and_no_more() {
 fn a_neighbour_that_does_not_read_is_disconnected() {
     let node = node("[overlay]\ntopics = [\"news\"]\n");
     let (to, peer, news) = (contact(&node), Peer::new(), TopicId::of("news"));
-    let (method, body) = encode(&news, &Word::View(ViewMessage::Join { me: me(&peer) }));
+    let (method, body) = encode(&news, &Word::View(ViewMessage::Join { me: peer.contact() }));
     let join = Ask { method, budget_ms: 0, credit: 0 }.encode(&body);
     let link = peer.runtime.block_on(async {
         let mut link = peer.link(&to, "ron/oap/1").await.unwrap();
@@ -156,17 +149,66 @@ fn a_neighbour_that_does_not_read_is_disconnected() {
                 break;
             }
         }
-        until("it is disconnected", || sum(&node, "ron_overlay_session_close_total") == 1);
+        until("it is disconnected", || node.sum("ron_overlay_session_close_total") == 1);
     });
     println!("{grown} bytes more, after {:?}", began.elapsed());
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
-    assert!(sum(&node, "ron_overlay_io_timeouts_total") >= 1);
+    assert!(node.sum("ron_overlay_io_timeouts_total") >= 1);
     assert!(grown < 96 << 20, "{grown} bytes more");
     // Nothing is kept for it, and others are served.
     until("nothing waits", || node.count("ron_overlay_queue_depth{queue=\"egress\"}") == 0);
     assert_eq!(status(&node.allowed("POST", "/gossip/news", "", b"go on")), 200);
     drop(link);
     node.is_well();
+}
+
+/// Case 33: four nodes on a topic, and peers who join it at each of them, announce what there is not, and pass nothing on. Forty of
+/// them ask one node at once to take them in place of whom it has. Everybody hears everything.
+#[test]
+fn who_passes_nothing_on_and_pushes_in_silences_nobody() {
+    const SAID: u64 = 5;
+    let news = TopicId::of("news");
+    let topics = "[overlay]\nengines = 1\ntopics = [\"news\"]\n";
+    let first = node(topics);
+    let with_seed = || node(&format!("{topics}[dht]\nseeds = [\"{}\"]\n", first.daemon.seed));
+    let others = [with_seed(), with_seed(), with_seed()];
+    let all: Vec<&Configured> = [&first].into_iter().chain(&others).collect();
+    let ids: Vec<String> = all.iter().map(|node| contact(node).id.to_string()).collect();
+    // How many of the others each of them has.
+    let honest = |node: &Configured| {
+        let topics = node.daemon.get("/overlay/topics");
+        ids.iter().filter(|id| topics.contains(*id)).count()
+    };
+    until("they have found each other", || all.iter().all(|node| honest(node) == 3));
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = std::sync::Arc::new(runtime.unwrap());
+    let liar = |node: &Configured| {
+        let key = Identity::generate().unwrap();
+        Talker::with(node, Peer::on(&runtime, key, "127.0.0.1:0".parse().unwrap()))
+    };
+    let join = |liar: &Talker| liar.say(&news, &Word::View(ViewMessage::Join { me: liar.me() }));
+    let liars: Vec<Talker> = all.iter().flat_map(|node| (0..5).map(|_| liar(node))).collect();
+    liars.iter().for_each(join);
+    until("there is no room for more", || all.iter().all(|node| node.count("ron_overlay_neighbours") == 8));
+    for (number, liar) in liars.iter().enumerate() {
+        let ids = (0..=255)
+            .map(|id| MessageId::from_bytes([[id; 8], [number as u8; 8]].concat().try_into().unwrap()));
+        liar.say(&news, &Word::Have(vec![(liar.me().id, ids.collect())]));
+    }
+    let pushing: Vec<Talker> = (0..40).map(|_| liar(&first)).collect();
+    pushing.iter().for_each(join);
+    let heard = |node: &Configured| node.count("ron_overlay_messages_total{what=\"delivered\"}");
+    for number in 0..SAID {
+        for node in &all {
+            let said = node.allowed("POST", "/gossip/news", "", &number.to_le_bytes());
+            assert_eq!(status(&said), 200, "{said}");
+        }
+    }
+    until("all is heard everywhere", || all.iter().all(|node| heard(node) == 3 * SAID));
+    println!("{} of 3 are left to who was asked", honest(&first));
+    assert!(honest(&first) > 0);
+    all.iter().for_each(|node| node.is_well());
 }
 
 /// Cases 30 and 34: one message again and again, faster than anybody may speak. It is delivered once, its sender loses its place,

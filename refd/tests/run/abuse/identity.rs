@@ -12,7 +12,7 @@ use std::{
 
 use ron_core::net::{
     Identity, NetError,
-    rpc::{Fault, Handling, Peers, PeersSettings, Request, Service},
+    rpc::{Fault, Handling, Request, Service},
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -93,12 +93,7 @@ fn who_is_not_who_was_called_is_told_nothing() {
     node.is_well();
 
     let asked = Arc::new(AtomicUsize::new(0));
-    let _inside = peer.runtime.enter();
-    let _speaks = PROTOCOLS.map(|(protocol, _)| {
-        let service = Arc::new(Counted(Arc::clone(&asked)));
-        Peers::start(&peer.endpoint, protocol, service, PeersSettings::default(), &peer.host).unwrap()
-    });
-    drop(_inside);
+    let _speaks = PROTOCOLS.map(|(protocol, _)| peer.serve(protocol, Arc::new(Counted(Arc::clone(&asked)))));
     let seed = |id| format!("{id}@{}", peer.endpoint.local_addrs()[0]);
     // Neither of the two will be ready: it has nobody.
     let with = |seed: String| Configured::start(&format!("{ANY_PORT}[dht]\nseeds = [{seed:?}]\n"));

@@ -55,29 +55,38 @@ impl Service for Refuses {
 
 /// A peer with a key of its own, in this process.
 pub(super) struct Peer {
-    pub(super) runtime: Runtime,
+    pub(super) runtime: Arc<Runtime>,
     pub(super) host: Supervisor,
     pub(super) endpoint: Endpoint,
 }
 
 impl Peer {
     pub(super) fn new() -> Peer {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        Peer::on(&Arc::new(runtime.unwrap()), Identity::generate().unwrap(), "127.0.0.1:0".parse().unwrap())
+    }
+
+    /// One of many that share a runtime.
+    pub(super) fn on(runtime: &Arc<Runtime>, identity: Identity, addr: SocketAddr) -> Peer {
         let _inside = runtime.enter();
         let host = Supervisor::new("peer");
-        let endpoint =
-            Endpoint::builder(Identity::generate().unwrap()).listen("127.0.0.1:0".parse().unwrap());
-        let endpoint = endpoint.start(&host).unwrap();
-        drop(_inside);
-        Peer { runtime, host, endpoint }
+        let endpoint = Endpoint::builder(identity).listen(addr).start(&host).unwrap();
+        Peer { runtime: Arc::clone(runtime), host, endpoint }
+    }
+
+    pub(super) fn contact(&self) -> Contact {
+        Contact { id: self.endpoint.node_id(), addrs: self.endpoint.local_addrs().into() }
     }
 
     /// Speaks a protocol, and refuses with `words`.
     pub(super) fn speak(&self, protocol: Protocol, words: &'static str) -> Peers {
+        self.serve(protocol, Arc::new(Refuses(words)))
+    }
+
+    /// Speaks a protocol, and answers like that.
+    pub(super) fn serve(&self, protocol: Protocol, service: Arc<dyn Service>) -> Peers {
         let _inside = self.runtime.enter();
-        Peers::start(&self.endpoint, protocol, Arc::new(Refuses(words)), PeersSettings::default(), &self.host)
-            .unwrap()
+        Peers::start(&self.endpoint, protocol, service, PeersSettings::default(), &self.host).unwrap()
     }
 
     /// A link on which nothing was said yet.

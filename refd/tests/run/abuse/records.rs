@@ -24,14 +24,14 @@ use crate::{Daemon, settings::Configured};
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Somebody who says what it likes to a node's part of the DHT.
-struct Asker {
+pub(super) struct Asker {
     peer: Peer,
     dht: Peers,
     to: Contact,
 }
 
 impl Asker {
-    fn new(to: Contact) -> Asker {
+    pub(super) fn new(to: Contact) -> Asker {
         let peer = Peer::new();
         let dht = peer.speak(PROTOCOLS[0].0, "no");
         Asker { peer, dht, to }
@@ -59,14 +59,14 @@ impl Asker {
         }
     }
 
-    fn provide(&self, records: Vec<Bytes>) -> Vec<Outcome> {
+    pub(super) fn provide(&self, records: Vec<Bytes>) -> Vec<Outcome> {
         match self.ask(&Request::Provide { records }) {
             Answer::Provided { results } => results,
             other => panic!("{other:?}"),
         }
     }
 
-    fn providers(&self, key: Key, limit: u16) -> Vec<ProviderRecord> {
+    pub(super) fn providers(&self, key: Key, limit: u16) -> Vec<ProviderRecord> {
         match self.ask(&Request::FindValue { key, want: Want::Providers, limit }) {
             Answer::Found { providers, .. } => {
                 providers.iter().map(|encoded| ProviderRecord::decode(encoded).unwrap()).collect()
@@ -76,11 +76,11 @@ impl Asker {
     }
 }
 
-fn unix() -> u64 {
+pub(super) fn unix() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
 }
 
-fn signed(publisher: &Identity, key: Key, seq: u64) -> Bytes {
+pub(super) fn signed(publisher: &Identity, key: Key, seq: u64) -> Bytes {
     let addr = "127.0.0.1:9".parse().unwrap();
     ProviderRecord::sign(publisher, key, &[addr], seq, unix(), HOUR).encoded().clone()
 }

@@ -1,7 +1,7 @@
-//! Searches among peers who answer with a crowd that is not there.
+//! Searches among peers who answer with a crowd that is not there, with addresses that nobody should dial, or not at all.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,18 +12,24 @@ use std::{
 use ron_core::{
     NodeId,
     net::{
-        Contact,
-        rpc::{Fault, Handling, Peers, PeersSettings, Request, Service},
+        Contact, Identity,
+        rpc::{Fault, Handling, Request, Service},
     },
 };
 use ron_dht::{
-    Key,
-    network::{Answer, Request as Asked},
+    Key, ProviderRecord,
+    network::{Answer, Outcome, Request as Asked},
 };
 
+use serde_json::Value;
+
 use super::{
-    peers::{PROTOCOLS, Peer},
-    status, until,
+    node,
+    peers::{PROTOCOLS, Peer, contact},
+    records::{Asker, unix},
+    status,
+    town::{Manner, Town, identities},
+    until,
 };
 use crate::settings::{ANY_PORT, Configured};
 
@@ -67,21 +73,13 @@ fn a_search_among_a_crowd_that_is_not_there_ends() {
     const SEARCHES: u64 = 10;
     const MOST: u64 = 80;
     let (peer, crowd) = (Peer::new(), Arc::new(Crowd { asked: AtomicU64::new(0), named: AtomicU64::new(0) }));
-    let inside = peer.runtime.enter();
-    let service = Arc::clone(&crowd);
-    let _speaks =
-        Peers::start(&peer.endpoint, PROTOCOLS[0].0, service, PeersSettings::default(), &peer.host).unwrap();
-    drop(inside);
+    let _speaks = peer.serve(PROTOCOLS[0].0, Arc::clone(&crowd) as _);
     let seed = format!("{}@{}", peer.endpoint.node_id(), peer.endpoint.local_addrs()[0]);
     let node = Configured::start(&format!("{ANY_PORT}[dht]\nseeds = [{seed:?}]\n"));
     until("the liar is known", || {
         node.daemon.get("/dht/peers").contains(&peer.endpoint.node_id().to_string())
     });
-    let dials = || {
-        let metrics = node.daemon.get("/metrics");
-        let lines = metrics.lines().filter(|line| line.starts_with("ron_core_dial_failures_total{"));
-        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>()
-    };
+    let dials = || node.sum("ron_core_dial_failures_total");
     // What it does on its own account while it begins is not counted with what follows, but for what is under way.
     std::thread::sleep(Duration::from_secs(2));
     let (asked, dialled) = (crowd.asked.load(Ordering::SeqCst), dials());
@@ -102,5 +100,95 @@ fn a_search_among_a_crowd_that_is_not_there_ends() {
     // Nobody of the crowd is believed to be there.
     let known = node.daemon.get("/dht/status");
     assert!(known.contains("\"peers\":1,"), "{known}");
+    node.is_well();
+}
+
+/// Case 29: a few name forty others, and all of those are silent. A search asks so many at a time and no more, others while they are
+/// silent, and ends with its last question, whatever is still open.
+#[test]
+fn a_search_among_the_silent_keeps_to_its_budget() {
+    const AT_ONCE: usize = 2 + 1;
+    const MOST: usize = 16;
+    let town = Town::new();
+    let mut anybody = identities("anybody");
+    let mut add = |manner| town.add(anybody.next().unwrap(), [127, 0, 0, 1], manner);
+    let honest: Vec<_> = (0..8).map(|_| add(Manner::Honest)).collect();
+    let budget = format!("alpha = 2\nbeta = 1\nhedge_after_ms = 100\nrequests_max = {MOST}\n");
+    let seed = honest[0].contact();
+    let node = node(&format!("[dht]\nseeds = [\"{seed}\"]\nrpc_timeout_ms = 30000\n{budget}"));
+    node.daemon.eventually("/dht/status", |known| known.contains("\"peers\":8,"));
+    let silent: Vec<_> = (0..40).map(|_| add(Manner::Silent)).collect();
+    let mut most = 0;
+    for number in 0..3_u8 {
+        let key = Key::from_bytes([number; 32]);
+        let answer = node.daemon.get(&format!("/dht/find_node/{key}?trace=1&timeout_ms=20000"));
+        let told: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let questions = told["verdict"]["trace"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        let asked: usize = honest.iter().chain(&silent).map(|one| one.times_asked_for(&key)).sum();
+        assert!(questions.len() <= MOST && asked <= MOST, "{asked}, {}: {answer}", questions.len());
+        most = most.max(asked);
+        let times = |question: &Value| {
+            let began = question["at_ms"].as_f64().unwrap();
+            (began, began + question["took_ms"].as_f64().unwrap_or(f64::INFINITY))
+        };
+        let times: Vec<(f64, f64)> = questions.iter().map(times).collect();
+        // Of those that are open at once, the last to begin sees all.
+        let open = |at: f64| times.iter().filter(|(began, ended)| *began <= at && at < *ended).count();
+        let at_once = times.iter().map(|(began, _)| open(*began)).max().unwrap();
+        println!("{asked} asked, {at_once} at once, {} hedges", told["verdict"]["hedges"]);
+        assert!(at_once <= AT_ONCE, "{at_once} at once: {answer}");
+        assert!(told["verdict"]["hedges"].as_u64() >= Some(1), "{answer}");
+    }
+    assert!(most > MOST / 2, "{most} show no budget");
+    node.is_well();
+}
+
+/// Case 28: peers and providers at addresses that reach nobody in particular, one of which would reach a bystander on this machine.
+/// They are dialled by nobody and passed on to nobody, wherever they are named. (That a public peer may not name those of this
+/// house either is tried in the library: on one machine there is no public peer.)
+#[test]
+fn addresses_that_reach_nobody_are_neither_dialled_nor_named() {
+    let town = Town::new();
+    let seed = town.add(identities("seed").next().unwrap(), [127, 0, 0, 1], Manner::Honest);
+    let node = node(&format!("[dht]\npreset = \"public\"\nseeds = [\"{}\"]\n", seed.contact()));
+    let bystander = TcpListener::bind("127.0.0.1:0").unwrap();
+    bystander.set_nonblocking(true).unwrap();
+    let port = bystander.local_addr().unwrap().port();
+    let nowhere = ["0.0.0.0", "[::]", "[::ffff:0.0.0.0]", "224.0.0.1", "255.255.255.255", "[ff02::1]"];
+    let nowhere = nowhere.map(|ip| format!("{ip}:{port}").parse::<SocketAddr>().unwrap());
+    let mut strangers = identities("stranger");
+    let mut name = |addrs: &[SocketAddr]| {
+        town.names(Contact { id: strangers.next().unwrap().node_id(), addrs: addrs.into() });
+    };
+    (0..3).for_each(|_| nowhere.iter().for_each(|addr| name(&[*addr])));
+    let before = node.sum("ron_core_dial_failures_total");
+    let searches = || {
+        for number in 0..5_u8 {
+            let found = node.daemon.get(&format!("/dht/find_node/{}", Key::from_bytes([number; 32])));
+            assert!(status(&found) == 200 && !found.contains(&nowhere[0].to_string()), "{found}");
+        }
+    };
+    searches();
+    let key = Key::from_bytes([28; 32]);
+    let asker = Asker::new(contact(&node));
+    let record = |seed: u8, addrs: &[SocketAddr]| {
+        let hour = Duration::from_secs(3600);
+        ProviderRecord::sign(&Identity::from_seed(&[seed; 32]), key, addrs, 1, unix(), hour).encoded().clone()
+    };
+    assert_eq!(asker.provide(vec![record(1, &nowhere)]), [Outcome::Invalid]);
+    // Nobody has the addresses of examples either; and behind one of them there is one that can be dialled.
+    let here: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    let examples = ["192.0.2.1:9", "198.18.0.1:9", "[2001:db8::1]:9"].map(|addr| addr.parse().unwrap());
+    let all = [&nowhere[..2], &examples, &[here]].concat();
+    assert_eq!(asker.provide(vec![record(2, &all)]), [Outcome::Kept]);
+    let found = node.daemon.get(&format!("/dht/providers/{key}"));
+    assert!(found.contains(&format!("\"addrs\":[\"{here}\"]")), "{found}");
+    assert!(node.daemon.get("/dht/status").contains("\"peers\":1,"));
+    assert_eq!(node.sum("ron_core_dial_failures_total"), before);
+    assert!(bystander.accept().is_err(), "the bystander was called");
+    // At its own address it is.
+    name(&[bystander.local_addr().unwrap()]);
+    searches();
+    until("the bystander is called", || bystander.accept().is_ok());
     node.is_well();
 }
