@@ -107,7 +107,7 @@ fn the_image_sets_what_is_there_and_runs_without_rights() {
     assert!(printed.contains(":4710") && of("EXPOSE") == ["4710"], "{printed}");
     assert_eq!((of("ENTRYPOINT"), of("CMD")), (vec!["[\"refd\"]"], vec!["[\"run\"]"]));
     assert!(of("HEALTHCHECK")[0].ends_with("CMD [\"refd\", \"health\"]"));
-    assert!(text(&run(&["health", "--help"], &BTreeMap::new())).contains("Exits with 6"));
+    assert!(text(&run(&["health", "--help"], &BTreeMap::new())).contains("exits with 6"));
     // A user of its own, who owns the data and nothing else, before anything is run; and no image without a version.
     let user = of("USER");
     assert!(user == ["refd"] && file.contains("useradd --system --uid 10001") && of("VOLUME") == ["/data"]);
