@@ -1,6 +1,6 @@
 //! How an index is made: its sources, its settings, and everything that a start brings up.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use ron_core::{
     Affects, BreakerState, Capacity, Counter, Deadline, Feed, Gate, Inbox, Lane, LaneSpec, Lock, Metrics,
@@ -177,7 +177,7 @@ impl Builder {
             breakers: Snapshot::new(vec![closed; all.len()]),
             of_source: all.iter().map(of_source).collect(),
             cache,
-            flights: Lock::new(FLIGHTS, HashMap::new(), &metrics),
+            flights: Lock::new(FLIGHTS, BTreeMap::new(), &metrics),
             work,
             writes,
             behaviour,

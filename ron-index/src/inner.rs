@@ -1,7 +1,7 @@
 //! What all tasks of the index share: sources, cache, running lookups, and how the sources behave.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -114,7 +114,8 @@ pub(crate) struct Inner {
     pub(crate) sources: Sources,
     pub(crate) settings: Snapshot<Settings>,
     pub(crate) cache: CacheReader,
-    pub(crate) flights: Lock<HashMap<Key, Arc<Flight>>>,
+    /// By key, so that those that are left at the end are ended in that order.
+    pub(crate) flights: Lock<BTreeMap<Key, Arc<Flight>>>,
     pub(crate) work: Lane<Arc<Flight>>,
     pub(crate) writes: Lane<Write>,
     pub(crate) behaviour: Lane<Behaviour>,
@@ -323,7 +324,7 @@ impl Inner {
 }
 
 /// Removes a lookup, so that nobody can join it any more. Says whether it was still the one for its key.
-fn take_out(flights: &mut HashMap<Key, Arc<Flight>>, flight: &Arc<Flight>) -> bool {
+fn take_out(flights: &mut BTreeMap<Key, Arc<Flight>>, flight: &Arc<Flight>) -> bool {
     let is_current = flights.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight));
     if is_current {
         flights.remove(&flight.key);

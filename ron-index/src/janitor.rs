@@ -1,7 +1,7 @@
 //! The only writer of the cache. Everybody else tells it what is to change.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -91,8 +91,9 @@ pub(crate) async fn keep_cache(inner: Arc<Inner>, writer: Arc<CacheWriter>, inbo
         inner.metrics.gauge(CACHE_BYTES).set(inner.cache.bytes() as f64);
         inner.metrics.gauge(CACHE_ENTRIES).set(inner.cache.len() as f64);
     }
-    let left: Vec<Arc<Flight>> = inner.flights.lock().drain().map(|(_, flight)| flight).collect();
-    left.iter().for_each(|flight| flight.finish(Err(IndexError::Canceled)));
+    // In the order of their keys: a simulation must wake those who wait in the same order again.
+    let left = std::mem::take(&mut *inner.flights.lock());
+    left.values().for_each(|flight| flight.finish(Err(IndexError::Canceled)));
 }
 
 struct CacheJanitor<'a> {
@@ -106,7 +107,7 @@ struct CacheJanitor<'a> {
 /// What is pinned, and what the answers take that stay for it.
 #[derive(Default)]
 struct Pins {
-    bytes: HashMap<Key, u64>,
+    bytes: BTreeMap<Key, u64>,
     total: u64,
 }
 

@@ -5,7 +5,7 @@
 //! is rung once for many words.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     pin::pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -115,7 +115,7 @@ struct Topic {
 pub(crate) struct Engine {
     node: Arc<Node>,
     settings: Arc<Settings>,
-    topics: HashMap<TopicId, Topic>,
+    topics: BTreeMap<TopicId, Topic>,
     wakes: BTreeSet<(Duration, TopicId)>,
     /// Topics whose machines may want something.
     touched: Vec<TopicId>,
@@ -139,7 +139,7 @@ impl Engine {
         Engine {
             node,
             settings,
-            topics: HashMap::new(),
+            topics: BTreeMap::new(),
             wakes: BTreeSet::new(),
             touched: Vec::new(),
             encoded: None,

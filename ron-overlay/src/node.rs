@@ -1,7 +1,7 @@
 //! What all tasks of a node share: who has which session, how peers behave, and which engine has a topic.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     future::poll_fn,
     pin::pin,
     sync::{
@@ -145,7 +145,8 @@ pub(crate) struct Node {
     pub(crate) pieces: AtomicUsize,
     pub(crate) parts: Lock<Parts>,
     pub(crate) neighbours: AtomicUsize,
-    directory: Lock<HashMap<NodeId, Arc<Egress>>>,
+    /// In order: whoever is lost at the same time as others is lost in the same order again, in a simulation.
+    directory: Lock<BTreeMap<NodeId, Arc<Egress>>>,
     standing: Lock<Standing>,
     dials: AtomicUsize,
     peers: OnceLock<Peers>,
@@ -184,7 +185,7 @@ impl Node {
             pieces: AtomicUsize::new(1),
             parts: Lock::new(PARTS, Parts::new(settings.parts), metrics),
             neighbours: AtomicUsize::new(0),
-            directory: Lock::new(DIRECTORY, HashMap::new(), metrics),
+            directory: Lock::new(DIRECTORY, BTreeMap::new(), metrics),
             standing: Lock::new(STANDING, Standing::new(settings.score), metrics),
             dials: AtomicUsize::new(0),
             peers: OnceLock::new(),

@@ -1,6 +1,10 @@
 //! The five promises that every subsystem of the family keeps, and those of this one about time.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use ron_core::{CallError, Deadline, ErrorKind, Event, Phase, TaskSpec, now};
 use ron_index::{Index, IndexError, Settings, source::SourceError};
@@ -222,6 +226,33 @@ async fn what_does_not_end_is_cut_off_and_told() {
     assert_eq!((waiting.unwrap_err(), queued.unwrap_err()), (IndexError::Canceled, IndexError::Canceled));
     assert!(stopped.aborted > 0 && began.elapsed() < ms(1500), "{stopped:?} {:?}", began.elapsed());
     assert_eq!(world.series("tasks_aborted_total{kind=\"resolver\"}"), 1.0);
+}
+
+/// Of many who are told at the same moment each is told at its turn. They were told in the order of a hash map, another one in each
+/// process, so that a run of a simulation in which an index ended with lookups under way was not the same again.
+#[tokio::test(start_paused = true)]
+async fn those_who_are_cut_off_are_told_in_the_order_of_their_keys() {
+    let hangs = Scripted::new("hangs", ms(0), Does::Hangs);
+    let settings =
+        Settings { lane: 20, budget: Duration::from_secs(30), drain: Duration::from_secs(1), ..narrow() };
+    let world = World::with(&[&hangs], settings);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..16 {
+        let (index, told) = (world.index.clone(), Arc::clone(&told));
+        world.host.spawn(CALLER, move |_| async move {
+            let ended = index.resolve(&content(number), Deadline::after(ms(60_000))).await;
+            assert_eq!(ended.unwrap_err(), IndexError::Canceled);
+            told.lock().unwrap().push(content(number));
+        });
+        settle().await;
+    }
+    world.index.shutdown().await;
+    settle().await;
+    // The one that a worker had ends with the worker.
+    let mut told = std::mem::take(&mut *told.lock().unwrap());
+    told.retain(|key| *key != content(0));
+    assert_eq!(told.len(), 15);
+    assert!(told.is_sorted(), "{told:?}");
 }
 
 /// A source that panics is an error of that source, and the worker lives on.
