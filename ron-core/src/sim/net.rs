@@ -115,7 +115,8 @@ struct State {
     /// Machines without power.
     dead: BTreeSet<IpAddr>,
     listeners: BTreeMap<SocketAddr, Lane<SimStream>>,
-    pipes: Vec<Weak<Pipe>>,
+    /// By the machines that write and read. Of thousands, few are of those two whose way is mended.
+    pipes: BTreeMap<(IpAddr, IpAddr), Vec<Weak<Pipe>>>,
     ports: BTreeMap<IpAddr, u16>,
 }
 
@@ -135,7 +136,7 @@ impl SimNet {
             busy_until: BTreeMap::new(),
             dead: BTreeSet::new(),
             listeners: BTreeMap::new(),
-            pipes: Vec::new(),
+            pipes: BTreeMap::new(),
             ports: BTreeMap::new(),
         };
         SimNet { state: Arc::new(Mutex::new(state)) }
@@ -180,7 +181,11 @@ impl SimNet {
             return;
         }
         state.note("mend", from, to, 0);
-        let woken = state.release();
+        // What is answered with a reset waited for the way back.
+        let ways = [(from, to), (to, from)];
+        let pipes =
+            ways.iter().filter_map(|way| state.pipes.get(way)).flatten().filter_map(Weak::upgrade).collect();
+        let woken = state.release(pipes);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -200,7 +205,8 @@ impl SimNet {
     pub fn heal(&self) {
         let mut state = self.lock();
         state.cut.clear();
-        let woken = state.release();
+        let pipes = state.pipes();
+        let woken = state.release(pipes);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -227,7 +233,8 @@ impl SimNet {
         let mut state = self.lock();
         state.note("restart", machine, machine, 0);
         state.dead.remove(&machine);
-        let woken = state.release();
+        let pipes = state.pipes();
+        let woken = state.release(pipes);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -315,8 +322,11 @@ impl SimNet {
         };
         let from = SocketAddr::new(from, state.free_port(from));
         let (there, back) = Pipe::pair(from, to);
-        state.pipes.retain(|pipe| pipe.strong_count() > 0);
-        state.pipes.extend([Arc::downgrade(&there), Arc::downgrade(&back)]);
+        for pipe in [&there, &back] {
+            let known = state.pipes.entry((pipe.from.ip(), pipe.to.ip())).or_default();
+            known.retain(|pipe| pipe.strong_count() > 0);
+            known.push(Arc::downgrade(pipe));
+        }
         state.note("connect", from.ip(), to.ip(), 0);
         drop(state);
         let dialer = SimStream::new(self, &back, &there);
@@ -406,9 +416,13 @@ impl State {
         Some(crate::now() + delay)
     }
 
+    /// All streams that there are, in both directions.
+    fn pipes(&self) -> Vec<Arc<Pipe>> {
+        self.pipes.values().flatten().filter_map(Weak::upgrade).collect()
+    }
+
     /// Gives what was held back a time of arrival, where the way is open again, and resets those who write to nobody.
-    fn release(&mut self) -> Vec<Waker> {
-        let pipes: Vec<Arc<Pipe>> = self.pipes.iter().filter_map(Weak::upgrade).collect();
+    fn release(&mut self, pipes: Vec<Arc<Pipe>>) -> Vec<Waker> {
         let (mut woken, mut bounced) = (Vec::new(), Vec::new());
         for pipe in pipes {
             let (from, to) = (pipe.from.ip(), pipe.to.ip());
@@ -463,7 +477,8 @@ impl State {
     fn forget(&mut self, machine: IpAddr) -> Vec<Waker> {
         let now = crate::now();
         let mut woken = Vec::new();
-        for pipe in self.pipes.iter().filter_map(Weak::upgrade) {
+        let ways = self.pipes.iter().filter(|((from, to), _)| [*from, *to].contains(&machine));
+        for pipe in ways.flat_map(|(_, pipes)| pipes).filter_map(Weak::upgrade) {
             let mut state = pipe.lock();
             if pipe.to.ip() == machine {
                 state.reader_is_gone = true;
