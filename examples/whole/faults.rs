@@ -315,7 +315,7 @@ impl Troubles {
             bandwidth: Some(256 << 10),
         };
         let mut ways = Vec::new();
-        for _ in 0..2 * self.nodes {
+        for _ in 0..2 * u32::from(self.nodes) {
             let way = (ip(rng.u8(..self.nodes + CLIENTS)), ip(rng.u8(..self.nodes + CLIENTS)));
             sim.net().set_line(way.0, way.1, bad);
             ways.push(way);

@@ -15,6 +15,7 @@ mod node;
 mod options;
 mod peace;
 mod provided;
+mod report;
 mod shared;
 mod users;
 mod verdict;
@@ -58,12 +59,12 @@ struct Report {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1).peekable();
-    if arguments.peek().is_some_and(|argument| argument == "--help") {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("{USAGE}");
         return ExitCode::SUCCESS;
     }
-    let asked = options::parse(arguments).and_then(|asked| Ok((asked.runs()?, asked)));
+    let asked = options::parse(arguments.into_iter()).and_then(|asked| Ok((asked.runs()?, asked)));
     match asked {
         Ok((_, asked)) if asked.plants => code(plants(&asked)),
         Ok((runs, asked)) => code(try_all(&runs, asked.twice)),
@@ -127,44 +128,20 @@ fn try_seed(options: &Options, twice: bool) -> (bool, Seen) {
     let (began, before) = (std::time::Instant::now(), watch::process_memory());
     let report = run(options);
     let took = began.elapsed();
-    let Report { trace, events, seen, converged } = &report;
-    let Seen { broken, broken_count, counts, refusals, .. } = seen;
+    let Report { trace, events, seen, .. } = &report;
+    let again = format!("again with: cargo run --release --example whole -- {options}");
     println!("{:.1} s, {events} events, trace {}", took.as_secs_f64(), &trace[..16]);
-    for (what, times) in counts {
-        println!("  {times:>9}  {what}");
-    }
-    for ((what, kind), times) in refusals {
-        println!("  {times:>9}  refused: {what}, {kind}");
-    }
-    match converged {
-        Some(time) => println!("everything was as it should be {time:?} after the last trouble"),
-        None => println!("not everything became as it should be"),
-    }
-    for what in broken {
-        println!("broken at {what}");
-    }
-    let mut is_well = *broken_count == 0;
+    report::print(&report);
+    let mut is_well = seen.broken_count == 0;
     if !is_well {
-        println!(
-            "{broken_count} promises were broken; again with: cargo run --release --example whole -- {options}"
-        );
+        report::print_broken(seen);
+        let (count, kinds) = (seen.broken_count, seen.broken.len());
+        println!("{count} promises were broken, of {kinds} kinds, each told above as BROKEN; {again}");
     }
-    // Not a part of what is compared. Counted from where it began: what runs before it left behind is not its own.
-    if let (Some((before, _)), Some((after, peak))) = (before, watch::process_memory()) {
-        let (took, most) = (peak.saturating_sub(before), watch::memory_max(options.nodes + CLIENTS + 1));
-        let left = after.saturating_sub(before);
-        println!(
-            "{} MB of memory at most, of {} that it may take; {} MB are left",
-            took >> 20,
-            most >> 20,
-            left >> 20
-        );
-        if took > most {
-            println!(
-                "BROKEN the run takes more memory than its nodes may; again with: cargo run --release --example whole -- {options}"
-            );
-            is_well = false;
-        }
+    // Not a part of what is compared.
+    if !report::print_memory(before, options.nodes) {
+        println!("BROKEN the run takes more memory than its nodes may; {again}");
+        is_well = false;
     }
     if is_well && twice && run(options) != report {
         println!("the same seed gave another run: whole {options}");
@@ -191,7 +168,7 @@ fn plants(asked: &Asked) -> bool {
                 return None;
             }
             let options = Options { plant: Some(plant), ..options };
-            let noticed = run(&options).seen.broken_as(plant.noticed_by())?.clone();
+            let noticed = run(&options).seen.broken_as(plant.noticed_by())?.what.clone();
             Some((tried, options, noticed))
         });
         match found {

@@ -162,6 +162,17 @@ impl Plant {
     }
 }
 
+/// What is said of a run while it goes on, besides promises that are broken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Log {
+    #[default]
+    Nothing,
+    /// Faults when they begin and end, and what is missing in peace.
+    Faults,
+    /// Every refusal, every delete and every promise that is broken once more, too.
+    All,
+}
+
 /// What one run is. The same options are the same run, to the last byte on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -173,8 +184,7 @@ pub(crate) struct Options {
     pub(crate) until: Option<u64>,
     pub(crate) faults: BTreeSet<Fault>,
     pub(crate) plant: Option<Plant>,
-    /// Says everything that goes wrong when it does.
-    pub(crate) log: bool,
+    pub(crate) log: Log,
 }
 
 impl Options {
@@ -256,32 +266,54 @@ impl Asked {
 }
 
 pub(crate) const USAGE: &str = "\
-whole [--seed N] [--minutes M] [--nodes K] [--seeds COUNT] [--until SECONDS] [--only FAULTS] [--without FAULTS]
-      [--plant BUG] [--plants] [--regressions [--long]] [--quick] [--twice] [--log]
+Runs whole nodes in one process, on a simulated network, disk and clock, out of one seed; lets things go wrong; and holds what the
+nodes do against what they promise. The same options are the same run.
 
-  --seed N         the first seed (1)
-  --seeds COUNT    so many seeds, one after the other (1), and at the end which of them failed
-  --minutes M      virtual minutes in which things go wrong (10); then everything is well and must converge
+  whole --seed 1 --minutes 10          twenty nodes, ten virtual minutes; about a minute of a core
+  whole --quick                        ten nodes, two minutes, twice
+  whole --seed 1 --seeds 100           a hundred runs, and which of them failed
+  whole --seed 7 --until 30 --log      what led to a failure that shows within 30 s of trouble
+
+WHICH RUN
+  --seed N         what everything in it is drawn from (1)
+  --seeds COUNT    so many seeds from there on, one after the other (1)
   --nodes K        servers, 5 to 200 (20); two clients and a liar besides
-  --until SECONDS  nothing goes wrong any more so many seconds after trouble began, which is at 40 s by the times that are printed;
-                   halve it to find what matters
+  --minutes M      virtual minutes in which things go wrong (10)
+  --quick          short for --nodes 10 --minutes 2 --twice
+  --twice          every seed twice, and compared: the same seed must be the same run
+  --regressions    every run that once failed, see seeds.md
+  --long           with --regressions: those of twenty nodes and ten minutes, too
+
+WHAT GOES WRONG
   --only A,B       only these faults, or none
   --without A,B    all but these
-  --plant BUG      breaks a rule on purpose
-  --plants         breaks each rule in turn, and says how many seeds it took until the checker of that rule noticed
-                   (--seeds at most, 100 without); each seed must be without a broken promise when nothing is planted
-  --regressions    every run that once failed, see seeds.md; with --long those of twenty nodes and ten minutes, too
-  --quick          short, and twice
-  --twice          every seed twice: the same seed must be the same run
-  --log            says what is done and goes wrong when it does
+  --until SECONDS  nothing any more so many seconds after trouble began, which is at 40 s by the times that are printed
 
-FAULTS  partition, oneway (the others are heard and do not hear), kill (the program), tear (power: what was not synced is kept, lost or
-        torn), wipe (power and disk), stop (asked to), slowdisk, fulldisk, rot (a bit flips), clock (jumps by hours), lossy, hostile
-        (a peer lies), overload; crash is kill,tear,wipe and disk is slowdisk,fulldisk,rot
-BUGS    skip-fsync, skip-verify, drop-on-drain, unbounded-lane, forget-tombstone
+  partition   two groups do not hear each other        slowdisk  a disk takes its time
+  oneway      one group is heard and does not hear     fulldisk  a disk is full
+  kill        a program dies; its files are there      rot       a bit on a disk flips
+  tear        power fails: what was not synced is      clock     a clock on the wall jumps by hours
+              kept, lost or torn                       lossy     lines lose a third of what is sent
+  wipe        power fails, and the disk is lost        hostile   a peer lies in every protocol
+  stop        a node is asked to stop                  overload  ten times the usual callers ask one node
+  crash       kill,tear,wipe                           disk      slowdisk,fulldisk,rot
 
-Servers have the numbers from 0 to K-1, the two clients K and K+1, the liar K+2. A run: 40 s in which all find each other, M minutes of
-trouble, peace until everything is as it should be (600 s at most), new work for everybody, a power cut of all, and everything again.
+WHETHER THE CHECKERS NOTICE
+  --plant BUG      breaks a rule on purpose: skip-fsync, skip-verify, drop-on-drain, unbounded-lane or forget-tombstone
+  --plants         each of them in turn, and within how many seeds the checker of that rule noticed (--seeds at most, 100 without);
+                   each seed must be without a broken promise when nothing is planted
+
+WHAT IS SAID
+  --log            faults when they begin and end, and what is missing in peace
+  --log-all        every refusal, every delete and every broken promise besides
+  --help           this
+
+A run: 40 s in which all find each other, M minutes of trouble, peace until everything is as it should be (600 s at most), new work for
+everybody, a power cut of all, and everything again. Servers have the numbers from 0 to K-1, the two clients K and K+1, the liar K+2.
+
+A promise that is broken is printed as BROKEN, with the virtual time, once for each kind of it. To find what led there: halve --until while
+it still breaks, take faults away with --without, and read what is left with --log.
+
 Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense.";
 
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Box<dyn Error>> {
@@ -292,7 +324,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
         until: None,
         faults: Fault::ALL.into(),
         plant: None,
-        log: false,
+        log: Log::Nothing,
     };
     let mut asked =
         Asked { options, seeds: None, twice: false, plants: false, regressions: false, long: false };
@@ -306,7 +338,8 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
             "--plants" => asked.plants = true,
             "--regressions" => asked.regressions = true,
             "--long" => asked.long = true,
-            "--log" => options.log = true,
+            "--log" => options.log = Log::Faults,
+            "--log-all" => options.log = Log::All,
             "--seed" => options.seed = value()?.parse()?,
             "--seeds" => asked.seeds = Some(value()?.parse()?),
             "--nodes" => options.nodes = value()?.parse()?,

@@ -421,7 +421,7 @@ impl Shared {
         match keeping.delete(id, &owner(by), Duration::from_secs(RETENTION_MIN), soon()).await {
             Ok(version) => {
                 self.verdict.count("delete");
-                self.verdict.say(|| format!("{id} was deleted on {}", host.number));
+                self.verdict.say_all(|| format!("{id} was deleted on {}", host.number));
                 if let Some(object) = self.state().objects.get_mut(&id) {
                     object.deleted_by = Some(host.number);
                     if version > object.version && !object.is_unsure {

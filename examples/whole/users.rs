@@ -11,6 +11,7 @@ use crate::{
     names::Names,
     news::News,
     node::{Host, Hosts, Role},
+    options::Log,
     provided::Provided,
     shared::Shared,
     verdict::Verdict,
@@ -31,7 +32,7 @@ pub(crate) struct Checkers {
 }
 
 impl Checkers {
-    pub(crate) fn new(log: bool) -> Self {
+    pub(crate) fn new(log: Log) -> Self {
         let (verdict, hosts) = (Verdict::new(log), Hosts::default());
         Checkers {
             shared: Shared::new(&hosts, &verdict),

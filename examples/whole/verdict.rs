@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    panic::Location,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -9,25 +11,48 @@ use std::{
 use ron_core::{ErrorKind, Refusal, now};
 use tokio::time::Instant;
 
-use crate::options::Options;
+use crate::options::{Log, Options};
 
-/// Broken promises that are kept word for word. The first is what matters.
-const KEPT: usize = 40;
+/// Kinds of broken promises that are kept, each with the words of the first.
+const KINDS: usize = 40;
+
+/// Words of so many letters are names of something: content, or a node.
+const NAME_LETTERS: usize = 16;
+
+/// The files that hold promises, and what each of them is about.
+pub(crate) const CHECKERS: &[(&str, &str)] = &[
+    ("shared", "objects that many keep are given, right, and what was deleted is not"),
+    ("losses", "objects survive the disks that their policy says, and who has one gives it"),
+    ("kept", "a store has what it acknowledged after each loss of power, and not what it deleted"),
+    ("names", "there is one log, names stand for what was decided in it, nobody else decides"),
+    ("provided", "who provides something is found, and nobody else"),
+    ("news", "what is published is heard once and as it was said, or its absence is told"),
+    ("watch", "queues, memory, tasks and readiness of each node are as declared"),
+    ("faults", "who is asked to stop does what it took in, and ends"),
+    ("hostile", "nobody takes a liar in"),
+    ("peace", "once all is well everybody answers, starts again and ends"),
+    ("verdict", "a refusal has a reason that is not a mistake of ours"),
+];
 
 /// Where all checkers write. Cloning shares it.
 #[derive(Clone)]
 pub(crate) struct Verdict {
     began: Instant,
-    log: bool,
+    log: Log,
     state: Arc<Mutex<Seen>>,
 }
 
 /// What was seen so far. Equal runs have equal ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Promises that were broken, and how many.
-    pub(crate) broken: Vec<String>,
+    /// Promises that were broken, each kind once, and how many in all.
+    pub(crate) broken: Vec<Broken>,
     pub(crate) broken_count: usize,
+    /// How often each checker found a promise kept.
+    pub(crate) kept: BTreeMap<String, u64>,
+    /// How full queues were, and what else is bounded, by name.
+    pub(crate) queues: BTreeMap<&'static str, Level>,
+    pub(crate) levels: BTreeMap<&'static str, Level>,
     /// How often each thing happened.
     pub(crate) counts: BTreeMap<String, u64>,
     /// Refusals, by what was asked and what the caller was told.
@@ -36,15 +61,70 @@ pub(crate) struct Seen {
     starts: BTreeMap<u8, String>,
 }
 
+/// A promise that was broken, perhaps more than once: a condition that lasts is noticed at every look, and one mistake shows on
+/// many nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Broken {
+    /// In the words of the first.
+    pub(crate) what: String,
+    /// The words without numbers and names, which all of the kind have.
+    kind: String,
+    pub(crate) times: u64,
+    pub(crate) first: Duration,
+    pub(crate) last: Duration,
+}
+
+/// What is bounded, where it was nearest to its bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Level {
+    /// How often somebody looked.
+    looks: u64,
+    pub(crate) used: u64,
+    pub(crate) max: u64,
+}
+
+impl Level {
+    /// What share of what it may be it was.
+    pub(crate) fn share(&self) -> f64 {
+        self.used as f64 / self.max.max(1) as f64
+    }
+
+    fn look(&mut self, used: u64, max: u64) {
+        let now = Level { looks: self.looks + 1, used, max };
+        *self = if self.looks == 0 || now.share() > self.share() {
+            now
+        } else {
+            Level { looks: now.looks, ..*self }
+        };
+    }
+}
+
+/// Words without what differs between two promises of a kind: numbers, and names of content and nodes.
+fn kind(what: &str) -> String {
+    let is_word = |letter: char| letter.is_alphanumeric();
+    let differs =
+        |word: &str| word.len() >= NAME_LETTERS || word.contains(|letter: char| letter.is_ascii_digit());
+    let mut kind = String::new();
+    let mut rest = what;
+    while let Some(first) = rest.chars().next() {
+        let end = rest.find(|letter| is_word(letter) != is_word(first)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        kind.push_str(if is_word(first) && differs(word) { "#" } else { word });
+        rest = after;
+    }
+    kind
+}
+
 impl Seen {
     /// The first promise that was broken in one of these words.
-    pub(crate) fn broken_as(&self, words: &[&str]) -> Option<&String> {
-        self.broken.iter().find(|broken| words.iter().any(|word| broken.contains(word)))
+    pub(crate) fn broken_as(&self, words: &[&str]) -> Option<&Broken> {
+        self.broken.iter().find(|broken| words.iter().any(|word| broken.what.contains(word)))
     }
 
     /// How often something happened.
     pub(crate) fn count(&self, what: &str) -> u64 {
-        self.counts.get(what).copied().unwrap_or(0)
+        let looks = || self.levels.get(what).map(|level| level.looks);
+        self.counts.get(what).copied().or_else(looks).unwrap_or(0)
     }
 
     /// What happened too seldom for a run to say anything, in words. A third of what the leanest of many runs had.
@@ -110,7 +190,7 @@ const NODE_FLOORS: &[(&str, u64)] = &[
 ];
 
 impl Verdict {
-    pub(crate) fn new(log: bool) -> Self {
+    pub(crate) fn new(log: Log) -> Self {
         Verdict { began: now(), log, state: Arc::default() }
     }
 
@@ -143,21 +223,39 @@ impl Verdict {
         now().saturating_duration_since(self.began)
     }
 
-    /// A promise was broken.
+    /// A promise was broken. The first of its kind is printed.
     pub(crate) fn broken(&self, what: impl Into<String>) {
-        let what = format!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what.into());
+        let (what, at) = (what.into(), self.elapsed());
+        let kind = kind(&what);
+        let line = || format!("BROKEN {:8.2} s: {what}", at.as_secs_f64());
         let mut state = self.state();
         state.broken_count += 1;
-        if state.broken.len() < KEPT {
-            println!("BROKEN {what}");
-            state.broken.push(what);
+        if let Some(known) = state.broken.iter_mut().find(|known| known.kind == kind) {
+            (known.times, known.last) = (known.times + 1, at);
+            drop(state);
+            return self.say_all(line);
+        }
+        if state.broken.len() < KINDS {
+            println!("{}", line());
+            state.broken.push(Broken { what, kind, times: 1, first: at, last: at });
         }
     }
 
-    /// A promise was broken, unless it holds.
+    /// A promise was broken, unless it holds. Whoever calls it is the checker.
+    #[track_caller]
     pub(crate) fn promised(&self, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
-            self.broken(what());
+            return self.broken(what());
+        }
+        self.was_kept(Location::caller());
+    }
+
+    fn was_kept(&self, by: &Location<'_>) {
+        let checker = Path::new(by.file()).file_stem().and_then(|file| file.to_str()).unwrap_or_default();
+        let mut state = self.state();
+        match state.kept.get_mut(checker) {
+            Some(times) => *times += 1,
+            None => drop(state.kept.insert(checker.to_owned(), 1)),
         }
     }
 
@@ -179,9 +277,26 @@ impl Verdict {
         }
     }
 
-    /// For whoever narrows a failure.
+    /// Of a queue so much is full.
+    pub(crate) fn queue(&self, name: &'static str, depth: usize, capacity: usize) {
+        self.state().queues.entry(name).or_default().look(depth as u64, capacity as u64);
+    }
+
+    /// What is bounded is so much.
+    pub(crate) fn level(&self, name: &'static str, used: u64, max: u64) {
+        self.state().levels.entry(name).or_default().look(used, max);
+    }
+
+    /// For whoever narrows a failure: what is done to the nodes, and what they miss.
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
-        if self.log {
+        if self.log >= Log::Faults {
+            println!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
+        }
+    }
+
+    /// What there is much of: every refusal.
+    pub(crate) fn say_all(&self, what: impl FnOnce() -> String) {
+        if self.log >= Log::All {
             println!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
         }
     }
@@ -206,7 +321,10 @@ impl Verdict {
             }
         };
         *self.state().refusals.entry((what, kind)).or_default() += 1;
-        self.say(|| format!("{what} refused, {kind}: {error}"));
+        if error.kind() != ErrorKind::Bug {
+            self.was_kept(Location::caller());
+        }
+        self.say_all(|| format!("{what} refused, {kind}: {error}"));
     }
 
     pub(crate) fn seen(&self) -> Seen {

@@ -89,7 +89,7 @@ pub(crate) fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
     let Host { number, supervisor, .. } = host;
     look_at_queues(host, verdict);
     for (what, used, max) in memory(host) {
-        verdict.count(what);
+        verdict.level(what, used, max);
         verdict.promised(used <= max, || format!("{number}: {what} is {used}, and {max} is the most"));
     }
     let panicked = supervisor.metrics().total(Counter::TasksPanicked);
@@ -109,6 +109,7 @@ pub(crate) fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
 pub(crate) fn look_at_queues(host: &Host, verdict: &Verdict) {
     for queue in host.supervisor.metrics().queues() {
         verdict.count("queues seen");
+        verdict.queue(queue.name, queue.depth, queue.capacity);
         verdict.promised(queue.depth <= queue.capacity, || {
             format!("{}: {} holds {} and takes {}", host.number, queue.name, queue.depth, queue.capacity)
         });

@@ -1,0 +1,139 @@
+//! What a run prints about itself, for whoever sees it for the first time: in groups, each under a line that says what it is.
+//!
+//! A line of a group is how often, and what. A run is judged by its last line, by its exit code, and by the lines that begin with
+//! `BROKEN`, one for each kind of promise that was broken, printed when the first of its kind is.
+
+use crate::{
+    Report,
+    options::CLIENTS,
+    verdict::{CHECKERS, Seen},
+    watch,
+};
+
+/// Queues that are told about, the fullest first.
+const QUEUES: usize = 8;
+
+/// A heading, and how the names of its counts begin. What fits nowhere is in the first group.
+struct Group(&'static str, &'static [&'static str]);
+
+const GROUPS: &[Group] = &[
+    Group("users: what they asked of the nodes, and were given", &[]),
+    Group(
+        "nodes: what each did besides: its own store, the news that it heard, starts and ends",
+        &[
+            "damage found",
+            "deleted on one node",
+            "news before",
+            "news ended",
+            "news heard",
+            "news missed",
+            "news of a clock",
+            "program ended",
+            "provided",
+            "put on one node",
+            "put while",
+            "queues seen",
+            "read where",
+            "refused where",
+            "seen ",
+            "start refused",
+            "store opened",
+            "tasks ",
+        ],
+    ),
+    Group(
+        "looked for: what checkers found there, or gone, as it was owed",
+        &[
+            "deleted and gone",
+            "entry compared",
+            "fork shown",
+            "in doubt",
+            "kept through",
+            "never acknowledged",
+            "new in peace",
+            "owed",
+            "readable",
+            "receipts",
+            "unreadable",
+        ],
+    ),
+    Group("faults: what was done to nodes, disks and lines", &["fault: "]),
+    Group(
+        "withheld: faults after which more would have been lost than is promised to survive, or that make no sense then",
+        &["fault withheld: "],
+    ),
+    Group("lies: what the lying peer said; what is unheard met nobody who listened", &["lie"]),
+];
+
+/// Everything about a run that is the same whenever it is repeated, but the promises that were broken.
+pub(crate) fn print(report: &Report) {
+    let Seen { counts, refusals, .. } = &report.seen;
+    let mut groups: Vec<Vec<(&String, &u64)>> = vec![Vec::new(); GROUPS.len()];
+    for (what, times) in counts {
+        let at = GROUPS.iter().position(|Group(_, names)| names.iter().any(|name| what.starts_with(name)));
+        groups[at.unwrap_or(0)].push((what, times));
+    }
+    for (Group(heading, _), counts) in GROUPS.iter().zip(&groups) {
+        if !counts.is_empty() {
+            println!("{heading}");
+        }
+        counts.iter().for_each(|(what, times)| println!("  {times:>9}  {what}"));
+    }
+    println!(
+        "refused: calls that were answered with a reason and not done, by what the caller is told about it"
+    );
+    for ((what, kind), times) in refusals {
+        println!("  {times:>9}  refused: {what}, {kind}");
+    }
+    print_levels(&report.seen);
+    println!(
+        "promises: how often each checker held what it saw against what was promised, and found it kept"
+    );
+    for (checker, what) in CHECKERS {
+        println!("  {:>9}  {checker}: {what}", report.seen.kept.get(*checker).unwrap_or(&0));
+    }
+    match report.converged {
+        Some(time) => println!("everything was as it should be {time:?} after the last trouble"),
+        None => println!("not everything became as it should be"),
+    }
+}
+
+/// What is bounded, and how near it came to that.
+fn print_levels(seen: &Seen) {
+    let mut queues: Vec<_> = seen.queues.iter().filter(|(_, level)| level.used > 0).collect();
+    queues.sort_by(|(_, one), (_, other)| other.share().total_cmp(&one.share()));
+    println!(
+        "queues: the fullest of {}; the most that waited on any node when looked at, of how much may",
+        seen.queues.len()
+    );
+    for (name, level) in queues.iter().take(QUEUES) {
+        println!("  {:>9}  of {}: {name}", level.used, level.max);
+    }
+    println!("bounded: what a node may hold at most; the most that any held, of how much it may");
+    for (name, level) in &seen.levels {
+        println!("  {:>9}  of {}: {name}", level.used, level.max);
+    }
+}
+
+/// What the process took, which is not the same every time. Counted from where the run began: what runs before it left behind is not
+/// its own. Says whether that is no more than so many nodes may take.
+pub(crate) fn print_memory(before: Option<(u64, u64)>, nodes: u8) -> bool {
+    let (Some((before, _)), Some((after, peak))) = (before, watch::process_memory()) else { return true };
+    let (took, most) = (peak.saturating_sub(before), watch::memory_max(nodes + CLIENTS + 1));
+    let left = after.saturating_sub(before);
+    println!(
+        "memory: {} MB at most, of {} that it may take; {} MB are left",
+        took >> 20,
+        most >> 20,
+        left >> 20
+    );
+    took <= most
+}
+
+/// The promises that were broken more than once: each stands above, as it was when it was first.
+pub(crate) fn print_broken(seen: &Seen) {
+    for broken in seen.broken.iter().filter(|broken| broken.times > 1) {
+        let (first, last) = (broken.first.as_secs_f64(), broken.last.as_secs_f64());
+        println!("broken at {first:8.2} s, {} times in such words, and last at {last:.2} s", broken.times);
+    }
+}
