@@ -393,7 +393,10 @@ fn objects_are_put_got_changed_and_deleted_on_any_node() {
         let names = |holder: &usize| found.contains(cluster.node(*holder).seed.split_once('@').unwrap().0);
         // A copy may have moved to where it belongs meanwhile.
         let now = cluster.holders(&id);
-        assert!(holders.iter().chain(&now).any(names), "{number} found {found}; it was on {holders:?}, and is on {now:?}");
+        assert!(
+            holders.iter().chain(&now).any(names),
+            "{number} found {found}; it was on {holders:?}, and is on {now:?}"
+        );
     }
     for number in 0..3 {
         assert_eq!(cluster.says(number, &["get", &id]), "hello, company");
