@@ -236,6 +236,7 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 5083 --nodes 20 --minutes 10",
     "--seed 5088 --nodes 20 --minutes 10",
     "--seed 7030 --nodes 20 --minutes 10",
+    "--seed 8009 --nodes 20 --minutes 10",
 ];
 
 impl Asked {
