@@ -246,6 +246,7 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 5083 --nodes 20 --minutes 10",
     "--seed 5088 --nodes 20 --minutes 10",
     "--seed 7030 --nodes 20 --minutes 10",
+    "--seed 8009 --nodes 20 --minutes 10",
     "--seed 8017 --nodes 20 --minutes 10",
 ];
 

@@ -124,7 +124,8 @@ impl Checkers {
                     Err(error) => self.verdict.refused("crowd: read", &error),
                 },
                 1 => {
-                    let content = Bytes::from(vec![host.number; 1 + rng.usize(..2000)]);
+                    // Not zeros: shards of short objects are, and this is nobody's.
+                    let content = Bytes::from(vec![!host.number; 1 + rng.usize(..2000)]);
                     match host.store.put_bytes(content, deadline).await {
                         Ok(_) => self.verdict.count("crowd: written"),
                         Err(error) => self.verdict.refused("crowd: write", &error),
