@@ -99,7 +99,8 @@ impl Troubles {
         lies: &Lies,
         users: &Supervisor,
     ) -> Self {
-        let trouble = options.trouble();
+        // A run that is cut short to find what broke in it has the faults of the whole run, as far as it goes.
+        let trouble = options.all_trouble();
         Troubles {
             nodes: options.nodes,
             faults: options.faults.clone(),
@@ -470,7 +471,9 @@ impl Troubles {
         let soon = || Deadline::after(Duration::from_secs(5));
         let mut after = None;
         loop {
-            let Ok(page) = host.store.list(after, 1000, soon()).await else { return };
+            let Ok(page) = host.store.list(after, 1000, soon()).await else {
+                return self.checkers.verdict.count("not all read where a bit flipped");
+            };
             for object in &page.objects {
                 match host.store.get_bytes(object.id, u64::MAX, soon()).await {
                     Ok(bytes) => {
@@ -479,7 +482,9 @@ impl Troubles {
                             format!("wrong bytes of {} from {number}, where a bit flipped", object.id)
                         });
                     }
-                    Err(error) if error.is_retryable() || error.kind() == ErrorKind::Canceled => return,
+                    Err(error) if error.is_retryable() || error.kind() == ErrorKind::Canceled => {
+                        return self.checkers.verdict.count("not all read where a bit flipped");
+                    }
                     Err(_) => self.checkers.verdict.count("refused where a bit flipped"),
                 }
             }

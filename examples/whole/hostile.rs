@@ -230,8 +230,15 @@ impl Mask {
 
     /// Counts a lie, by what its victim said to it.
     fn told<T>(&self, what: &str, answer: &Result<T, RpcError>) {
-        let is_heard = matches!(answer, Ok(_) | Err(RpcError::Refused { .. }));
-        self.verdict.count(&format!("lie{}: {what}", if is_heard { "" } else { " unheard" }));
+        self.verdict.count(&format!("lie{}: {what}", if is_heard(answer) { "" } else { " unheard" }));
+    }
+
+    /// Whoever heard this one has refused it. Who has not heard it says nothing about that.
+    #[track_caller]
+    fn kept_out<T>(&self, answer: &Result<T, RpcError>, what: impl FnOnce() -> String) {
+        if is_heard(answer) {
+            self.verdict.promised(answer.is_err(), what);
+        }
     }
 
     /// Nobody has let it in, nor the liar.
@@ -296,8 +303,10 @@ impl Mask {
         }
         let told = self.tell_dht(victim, records).await;
         self.told("forged records", &told);
-        let kept = told.is_ok_and(|results| results.contains(&Outcome::Kept));
-        self.verdict.promised(!kept, || format!("{victim} keeps a record that nobody signed"));
+        if let Ok(results) = told {
+            let kept = results.contains(&Outcome::Kept);
+            self.verdict.promised(!kept, || format!("{victim} keeps a record that nobody signed"));
+        }
     }
 
     /// Wants to be let in: without a proof, with a wrong one, or with one that another node has shown.
@@ -313,7 +322,7 @@ impl Mask {
         let card = Card { weight: 1_000_000, addrs: vec![self.addr], ..Card::default() };
         let let_in = self.company.call(id, &addrs, MEET.cap(proof), card.encode(), soon()).await;
         self.told(what, &let_in);
-        self.verdict.promised(let_in.is_err(), || format!("{victim} lets in one that {what}"));
+        self.kept_out(&let_in, || format!("{victim} lets in one that {what}"));
     }
 
     /// Wants an object taken in, or a claim believed.
@@ -324,11 +333,11 @@ impl Mask {
         let push = Method { number: method::PUSH, name: "push" };
         let pushed = self.blobs.call(node, &addrs, push.cap("a guess"), offer.encode(), soon()).await;
         self.told("offers objects", &pushed);
-        self.verdict.promised(pushed.is_err(), || format!("{victim} takes objects from a stranger"));
+        self.kept_out(&pushed, || format!("{victim} takes objects from a stranger"));
         let claims = Method { number: method::CLAIMS, name: "claims" };
         let claimed = self.blobs.call(node, &addrs, claims, self.lies.junk(500), soon()).await;
         self.told("claims objects", &claimed);
-        self.verdict.promised(claimed.is_err(), || format!("{victim} hears claims of a stranger"));
+        self.kept_out(&claimed, || format!("{victim} hears claims of a stranger"));
     }
 
     /// Becomes a neighbour on the topic, and says there what others did not say, or what they have said before.
@@ -572,4 +581,9 @@ impl AsyncWrite for Spoiled {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
     }
+}
+
+/// Whether somebody has said something to it, be it no.
+fn is_heard<T>(answer: &Result<T, RpcError>) -> bool {
+    matches!(answer, Ok(_) | Err(RpcError::Refused { .. }))
 }

@@ -35,7 +35,7 @@ use crate::{
     node::{identity, ip},
     options::{Asked, CLIENTS, Fault, Options, Plant, USAGE},
     users::{Checkers, USER},
-    verdict::{ALL_FAULTS, Seen},
+    verdict::{ALL_FAULTS, LIES, Seen},
     watch::Ask,
 };
 
@@ -47,6 +47,9 @@ const CONVERGENCE: Duration = Duration::from_secs(600);
 
 /// Looks at the queues in a second.
 const LOOKS: u32 = 4;
+
+/// The liar has told each of its lies somewhere in runs that are so long together.
+const MANY_LIES: Duration = Duration::from_secs(50 * 60);
 
 /// What came of a run. Equal runs are equal in every number.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,6 +86,7 @@ fn code(is_well: bool) -> ExitCode {
 fn try_all(runs: &[Options], twice: bool) -> bool {
     let mut failed = Vec::new();
     let mut faults: BTreeMap<Fault, (u64, u64)> = BTreeMap::new();
+    let mut lies: BTreeMap<&str, u64> = LIES.iter().map(|lie| (*lie, 0)).collect();
     for options in runs {
         let (is_well, seen) = try_seed(options, twice);
         if !is_well {
@@ -92,6 +96,9 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
             let (happened, withheld) = faults.entry(fault).or_default();
             *happened += seen.count(&format!("fault: {}", fault.name()));
             *withheld += seen.count(&format!("fault withheld: {}", fault.name()));
+        }
+        for (lie, heard) in &mut lies {
+            *heard += seen.count(&format!("lie: {lie}"));
         }
     }
     if runs.len() == 1 {
@@ -111,7 +118,10 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     };
     let never =
         faults.iter().filter(|(fault, (happened, _))| *happened == 0 && trouble(fault) >= 2 * ALL_FAULTS);
-    let never: Vec<&str> = never.map(|(fault, _)| fault.name()).collect();
+    let mut never: Vec<&str> = never.map(|(fault, _)| fault.name()).collect();
+    if trouble(&Fault::Hostile) >= MANY_LIES {
+        never.extend(lies.into_iter().filter(|(_, heard)| *heard == 0).map(|(lie, _)| lie));
+    }
     if !never.is_empty() {
         println!("never happened: {}", never.join(", "));
     }

@@ -385,6 +385,7 @@ impl Names {
             Ok(entry) => {
                 let before = Head { version: entry.version() - 1, hash: entry.previous() };
                 let is_same = before.next(entry.encoded()) == head;
+                self.verdict.count("copy of the log compared");
                 self.verdict.promised(is_same, || format!("{} has another log than there is", host.number));
             }
             Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
@@ -417,7 +418,13 @@ impl Names {
             self.compare(&log, receipt).await;
         }
         for version in 1..=log.head().version {
-            let Ok(entry) = log.entry(version, soon()).await else { continue };
+            let entry = match log.entry(version, soon()).await {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.verdict.broken(format!("entry {version} is not given in peace: {error}"));
+                    continue;
+                }
+            };
             let is_usurped = self.state().usurped.contains(&entry.proposal().id());
             self.verdict.promised(!is_usurped, || format!("nobody who may has decided entry {version}"));
         }

@@ -34,7 +34,10 @@ const GROUPS: &[Group] = &[
             "put while",
             "queues seen",
             "read where",
+            "not all read where",
             "refused where",
+            "asked, and owed",
+            "full, and asked",
             "seen ",
             "start refused",
             "store opened",
@@ -45,6 +48,7 @@ const GROUPS: &[Group] = &[
         "looked for: what checkers found there, or gone, as it was owed",
         &[
             "deleted and gone",
+            "copy of the log compared",
             "entry compared",
             "fork shown",
             "in doubt",

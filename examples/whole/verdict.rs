@@ -11,7 +11,7 @@ use std::{
 use ron_core::{ErrorKind, Refusal, now};
 use tokio::time::Instant;
 
-use crate::options::{Log, Options};
+use crate::options::{Fault, Log, Options};
 
 /// Kinds of broken promises that are kept, each with the words of the first.
 const KINDS: usize = 40;
@@ -143,9 +143,14 @@ impl Seen {
         for (what, times) in NODE_FLOORS {
             least(what, times * u64::from(options.nodes) * seconds / 600);
         }
-        if options.trouble() >= ALL_FAULTS {
+        // Of a run that is cut short nothing is promised: it is to show what broke in it.
+        if options.trouble() >= ALL_FAULTS && options.until.is_none() {
             for fault in &options.faults {
                 least(&format!("fault: {}", fault.name()), 1);
+            }
+            if options.faults.len() == Fault::ALL.len() {
+                let idle = CHECKERS.iter().filter(|(checker, _)| !self.kept.contains_key(*checker));
+                seldom.extend(idle.map(|(checker, what)| format!("{checker} has looked at nothing: {what}")));
             }
         }
         seldom
@@ -171,6 +176,39 @@ const FLOORS: &[(&str, u64)] = &[
     ("found", 50),
     ("news published", 60),
     ("asked and answered", 500),
+    ("asked, and owed an answer", 100),
+    ("seen with nothing of its own to excuse it", 1000),
+    ("downloaded", 25),
+    ("read in part", 50),
+    ("readable", 600),
+    ("owed by name", 24),
+    ("owed, and on machines that are up", 4500),
+    ("kept through a restart", 2000),
+    ("store opened after a crash", 10),
+    ("entry compared", 150),
+    ("copy of the log compared", 50),
+    ("receipts", 90),
+    ("fork shown", 5),
+    ("usurped: waits for others", 6),
+];
+
+/// What the liar says, each in some of many runs.
+pub(crate) const LIES: &[&str] = &[
+    "claims objects",
+    "forged records",
+    "forged, repeated and junk messages",
+    "intrudes with another's proof",
+    "intrudes with junk",
+    "intrudes without a proof",
+    "junk in ron/blob/1",
+    "junk in ron/dht/1",
+    "junk in ron/keep/1",
+    "junk in ron/oap/1",
+    "junk in ron/reg/1",
+    "offers objects",
+    "provides what it has not",
+    "shows a proof that it was shown",
+    "wrong bytes",
 ];
 
 /// What happens at least so often in ten minutes on each server.

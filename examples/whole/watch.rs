@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{ContentId, Counter, Deadline, ErrorKind, GateStatus, Metrics, Refusal, Supervisor, now};
 use ron_index::Key;
+use ron_storage::StorageError;
 use tokio::time::Instant;
 
 use crate::{
@@ -98,6 +99,12 @@ pub(crate) fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
     verdict.promised(failure.is_none(), || format!("{number} failed: {failure:?}"));
     let status = supervisor.ready().status();
     verdict.count(if status.writes { "seen ready" } else { "seen not ready" });
+    if calm.has_been(Place::Node(*number), now() - ALONE) {
+        verdict.count("seen with nothing of its own to excuse it");
+    }
+    if calm.has_been_everywhere(now() - TOGETHER) {
+        verdict.count("seen with nothing anywhere to excuse it");
+    }
     for gate in status.closed() {
         verdict.promised(has_cause(host, gate, calm), || {
             format!("{number}: {} is closed without a cause: {:?}", gate.name, gate.reason)
@@ -276,9 +283,13 @@ pub(crate) async fn probe(host: &Host, ask: Ask, salt: u64, in_peace: bool, calm
         tokio::time::sleep(PAUSE).await;
         answered = ask.ask(host, salt, verdict).await;
     }
-    let Err(error) = answered else { return verdict.count("asked and answered") };
-    verdict.refused(ask.name(), &*error);
     let after = host.supervisor.ready().status();
+    if let Err(error) = &answered
+        && error.to_string() == StorageError::Full.to_string()
+    {
+        verdict.count("full, and asked whether it says so");
+        verdict.promised(!after.writes, || format!("{} says that it takes writes, and is full", host.number));
+    }
     let was_ready = match ask {
         Ask::Store => before.writes && after.writes,
         _ => before.reads && after.reads,
@@ -286,6 +297,11 @@ pub(crate) async fn probe(host: &Host, ask: Ask, salt: u64, in_peace: bool, calm
     let was_calm =
         calm.has_been(Place::Node(host.number), began) && (ask.is_local() || calm.has_been_everywhere(began));
     let is_owed = in_peace || (was_ready && was_calm);
+    if is_owed {
+        verdict.count("asked, and owed an answer");
+    }
+    let Err(error) = answered else { return verdict.count("asked and answered") };
+    verdict.refused(ask.name(), &*error);
     verdict.promised(!is_owed, || format!("{} is ready, and {ask:?}: {error}", host.number));
 }
 
