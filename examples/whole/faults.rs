@@ -64,6 +64,8 @@ impl End {
 
 struct Episode {
     fault: Fault,
+    /// The fault and whom it befell, as it is told.
+    told: String,
     ends: Instant,
     end: End,
 }
@@ -157,8 +159,8 @@ impl Troubles {
         let (over, on) = std::mem::take(&mut self.episodes).into_iter().partition(|episode| ends(episode));
         self.episodes = on;
         let over: Vec<Episode> = over;
-        for Episode { fault, end, .. } in over {
-            self.checkers.verdict.say(|| format!("{} ends", fault.name()));
+        for Episode { fault, told, end, .. } in over {
+            self.checkers.verdict.say(|| format!("{told} ends"));
             let place = end.place();
             match end {
                 End::Mend(ways) => ways.iter().for_each(|(from, to)| sim.net().mend(*from, *to)),
@@ -167,7 +169,7 @@ impl Troubles {
                 End::Scrub(number) => {
                     let Some(host) = self.checkers.hosts.get(number) else {
                         // Off, or on its way: when it is back.
-                        let again = Episode { fault, ends: now() + Duration::from_secs(5), end };
+                        let again = Episode { fault, told, ends: now() + Duration::from_secs(5), end };
                         self.episodes.push(again);
                         continue;
                     };
@@ -179,7 +181,7 @@ impl Troubles {
                         }
                         Err(error) => {
                             self.checkers.verdict.refused("scrub", &error);
-                            let again = Episode { fault, ends: now() + Duration::from_secs(5), end };
+                            let again = Episode { fault, told, ends: now() + Duration::from_secs(5), end };
                             self.episodes.push(again);
                             continue;
                         }
@@ -265,7 +267,9 @@ impl Troubles {
         };
         self.happened.insert(fault);
         self.checkers.verdict.count(&format!("fault: {}", fault.name()));
-        self.checkers.verdict.say(|| format!("{} {what} for {seconds} s", fault.name()));
+        let told = format!("{} {what}", fault.name());
+        self.checkers.verdict.say(|| format!("{} for {seconds} s", told.trim_end()));
+        let told = told.split(':').next().unwrap_or_default().trim_end().to_owned();
         sim.net().note(fault.name());
         if let Some(place) = end.place() {
             self.calm.begins(place);
@@ -274,7 +278,7 @@ impl Troubles {
             End::Slow(number, _) | End::Full(number, _) => Some(number),
             _ => None,
         };
-        self.episodes.push(Episode { fault, ends: now() + Duration::from_secs(seconds), end });
+        self.episodes.push(Episode { fault, told, ends: now() + Duration::from_secs(seconds), end });
         if let Some(number) = disk {
             self.set_disk(sim, number);
         }
@@ -457,8 +461,8 @@ impl Troubles {
         if flipped.is_none() {
             // Nothing happened, and yet everything there is doubted until somebody has looked.
             self.calm.begins(Place::Node(number));
-            let (fault, end) = (Fault::Rot, End::Scrub(number));
-            self.episodes.push(Episode { fault, ends: now(), end });
+            let (told, end) = (format!("{} {number}", Fault::Rot.name()), End::Scrub(number));
+            self.episodes.push(Episode { fault: Fault::Rot, told, ends: now(), end });
         }
         let flipped = flipped?;
         self.read_rotten(number).await;

@@ -1,6 +1,6 @@
 //! What a run is made of: how large, how long, out of which seed, and what goes wrong in it.
 
-use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
+use std::{collections::BTreeSet, error::Error, fmt, str::FromStr, time::Duration};
 
 /// Nodes that keep nothing for others and look for what others have. They come after the servers.
 pub(crate) const CLIENTS: u8 = 2;
@@ -357,11 +357,11 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
             "--long" => asked.long = true,
             "--log" => options.log = Log::Faults,
             "--log-all" => options.log = Log::All,
-            "--seed" => options.seed = value()?.parse()?,
-            "--seeds" => asked.seeds = Some(value()?.parse()?),
-            "--nodes" => options.nodes = value()?.parse()?,
-            "--minutes" => options.minutes = value()?.parse()?,
-            "--until" => options.until = Some(value()?.parse()?),
+            "--seed" => options.seed = number(&value()?)?,
+            "--seeds" => asked.seeds = Some(number(&value()?)?),
+            "--nodes" => options.nodes = number(&value()?)?,
+            "--minutes" => options.minutes = number(&value()?)?,
+            "--until" => options.until = Some(number(&value()?)?),
             "--only" => options.faults = faults(&value()?)?,
             "--without" => {
                 let without = faults(&value()?)?;
@@ -378,6 +378,10 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
         return Err(format!("{} nodes: 5 to 200 are possible", asked.options.nodes).into());
     }
     Ok(asked)
+}
+
+fn number<N: FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("{text:?} is no number that makes sense here"))
 }
 
 fn faults(names: &str) -> Result<BTreeSet<Fault>, String> {

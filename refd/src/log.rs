@@ -1,18 +1,10 @@
 //! The node's log: one of its own that it commits to, or a copy of another's that it follows and checks.
 
-use std::{
-    error::Error,
-    fs,
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{error::Error, fs, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
     Metrics, NodeId, Supervisor,
-    disk::RealDisk,
+    disk::{self, DiskError, RealDisk},
     net::{Contact, Identity},
 };
 use ron_registry::{
@@ -34,11 +26,16 @@ const VERIFIED: &str = "registry.verified";
 /// The file with the last head of the node's own log.
 const SEEN: &str = "registry.seen";
 
-/// Remembers at a stop how far the verifier has come, and where the log ends.
-pub(crate) fn remember(registry: &Registry, data: &Path) -> io::Result<()> {
-    write(&data.join(VERIFIED), &registry.status().verified.to_string())?;
+/// The directory with the evidence that a followed log has forked, a file for each piece.
+const EVIDENCE: &str = "evidence";
+
+/// Remembers at a stop how far the verifier has come, and where the log ends. A link that somebody planted where the files go is
+/// replaced and not followed.
+pub(crate) fn remember(registry: &Registry, data: &Path) -> Result<(), DiskError> {
+    let disk = RealDisk::open(data)?;
+    disk::replace(&disk, Path::new(VERIFIED), registry.status().verified.to_string().as_bytes())?;
     match !registry.follows() && registry.head().version > 0 {
-        true => write(&data.join(SEEN), &registry.checkpoint().to_string()),
+        true => disk::replace(&disk, Path::new(SEEN), registry.checkpoint().to_string().as_bytes()),
         false => Ok(()),
     }
 }
@@ -69,19 +66,6 @@ fn goes_on(registry: &Registry, data: &Path) -> Result<(), Box<dyn Error>> {
         )
         .into()),
     }
-}
-
-/// Puts a file where it belongs, whatever is there: a link that somebody planted is replaced and not followed.
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)
 }
 
 /// What a log is called that nobody gave a name.
@@ -129,12 +113,12 @@ pub(crate) async fn start(
         }
         Some((from, key)) => follower(section, from, LogTrust::new(key), &witnesses, links)?,
     };
-    let evidence = data.map(|data| data.join("evidence"));
+    let evidence = data.map(Path::to_path_buf);
     // Where the verifier was; whoever changes the file only makes it check more or later.
     let verified = data.and_then(|data| fs::read_to_string(data.join(VERIFIED)).ok());
     let verified = verified.and_then(|text| text.trim().parse().ok());
     let builder = builder.settings(section.settings()).metrics(metrics).verified(verified.unwrap_or(0));
-    let builder = builder.on_evidence(move |found| match evidence.as_deref().map(|dir| keep(dir, found)) {
+    let builder = builder.on_evidence(move |found| match evidence.as_deref().map(|data| keep(data, found)) {
         Some(Ok(())) => {}
         Some(Err(error)) => tracing::error!(%error, %found, "evidence could not be kept"),
         None => tracing::error!(%found, "evidence that is kept nowhere"),
@@ -169,8 +153,9 @@ fn follower(
 }
 
 /// Writes evidence into a file of its own, named by what it says: the same again is the same file.
-fn keep(dir: &Path, found: &Evidence) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+fn keep(data: &Path, found: &Evidence) -> Result<(), DiskError> {
+    let (disk, dir) = (RealDisk::open(data)?, Path::new(EVIDENCE));
+    disk::make_dirs(&disk, dir)?;
     let name = blake3::hash(found.theirs.to_string().as_bytes()).to_hex();
-    write(&dir.join(format!("{}.txt", &name[..16])), &found.to_string())
+    disk::replace(&disk, &dir.join(format!("{}.txt", &name[..16])), found.to_string().as_bytes())
 }

@@ -3,6 +3,8 @@
 //! A signer's key never leaves the machine of its signer: what is approved is read from its own bytes, shown, and signed here.
 //! What is checked is checked against the key of the log, which is given or, where it is not, taken from the node and said.
 
+mod proof;
+mod request;
 mod shown;
 mod tally;
 
@@ -11,215 +13,34 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use bytes::Bytes;
-use clap::{ArgGroup, Subcommand};
 use data_encoding::{BASE64, HEXLOWER};
-use ron_core::{
-    ContentId, Supervisor,
-    net::{Identity, PublicKey},
-};
+use ron_core::net::{Identity, PublicKey};
 use ron_registry::{
-    Action, Approval, Checkpoint, CheckpointError, Content, Entry, LogTrust, Name, Note, NoteVerifier,
-    Policy, PolicyError, ProofFile, Proposal, ProposalId, Registry, RegistryError, Signer,
-    client::{Client, ClientError},
+    Action, Approval, Content, Entry, LogTrust, Name, NoteVerifier, Policy, PolicyError, Proposal,
+    ProposalId, Signer,
+    client::Client,
     json::{HeadBody, OutcomeBody, PendingBody, ProposalBody},
-    store::MemoryStore,
 };
 use serde_json::{Value, json};
 
+pub(crate) use self::request::Request;
 use self::{
+    proof::{follow, prove, verify},
+    request::HOURS_MAX,
     shown::{Before, change},
     tally::Lacks,
 };
-use crate::client::{CODES, Ends, Target, content_id};
+use crate::client::{Ends, Target};
 
 /// Entries that are asked for at once.
 const PAGE: usize = 256;
 
 /// Entries that are looked through for what became of a proposal.
 const LOOK_BACK: u64 = 1024;
-
-/// How long a proposal may wait, in hours: what nodes allow.
-const HOURS_MAX: u64 = 30 * 24;
-
-/// A name, or what one is.
-fn name(text: &str) -> Result<Name, String> {
-    let rule = "a name is 1 to 255 visible ASCII characters, as in tools/report: parts between slashes, none of them empty, \
-                `.` or `..`, and no `@` in front";
-    text.parse().map_err(|_| rule.to_owned())
-}
-
-fn hours(text: &str) -> Result<u64, String> {
-    let hours = text.parse().ok().filter(|hours| (1..=HOURS_MAX).contains(hours));
-    hours.ok_or_else(|| format!("signers have 1 to {HOURS_MAX} hours"))
-}
-
-/// What is asked of a log.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Request {
-    /// Makes a key for a signer, if the file is not there, and prints its public half.
-    #[command(after_help = CODES)]
-    Key {
-        /// The file.
-        file: PathBuf,
-        /// Answers as JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Begins the log of a node, with a policy by which this many of these signers decide.
-    #[command(after_help = CODES)]
-    Init {
-        /// How many signers must agree.
-        #[arg(long)]
-        needed: u32,
-        /// A signer: a name, and its public key in hex or the file of its key. May be given several times.
-        #[arg(long = "signer", value_name = "NAME=KEY", required = true)]
-        signers: Vec<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Proposes what a name should stand for, and prints the proposal's id.
-    #[command(after_help = CODES, group = ArgGroup::new("content").args(["artifact", "payload", "retire"]).required(true))]
-    Propose {
-        /// The name: visible ASCII characters, in parts between slashes.
-        #[arg(value_parser = name)]
-        name: Name,
-        /// The name should stand for this object.
-        #[arg(long, value_name = "ID", value_parser = content_id)]
-        artifact: Option<ContentId>,
-        /// The name should stand for this small file, which is kept in the log itself: up to 48 KiB.
-        #[arg(long, value_name = "FILE")]
-        payload: Option<PathBuf>,
-        /// The name should stand for nothing any more.
-        #[arg(long)]
-        retire: bool,
-        /// Hours that signers have.
-        #[arg(long, default_value_t = 24, value_parser = hours)]
-        hours: u64,
-        /// Also writes the proposal here, for signers without a connection.
-        #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Proposes a new policy, and prints the proposal's id. It takes a quorum of the current policy and one of the new one.
-    #[command(after_help = CODES)]
-    Rotate {
-        /// How many signers must agree from then on.
-        #[arg(long)]
-        needed: u32,
-        /// A signer: a name, and its public key in hex or the file of its key. May be given several times.
-        #[arg(long = "signer", value_name = "NAME=KEY", required = true)]
-        signers: Vec<String>,
-        /// Hours that signers have.
-        #[arg(long, default_value_t = 24, value_parser = hours)]
-        hours: u64,
-        /// Also writes the proposal here, for signers without a connection.
-        #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Shows what a proposal would change, who has approved it and how many more it needs; without an id, all that wait. A file
-    /// is shown without asking a node.
-    #[command(after_help = CODES)]
-    Diff {
-        /// The proposal's id, or the file with it.
-        proposal: Option<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Shows a proposal and approves it. By its id, this needs the token of the node; from a file into a file, only the key.
-    #[command(after_help = CODES)]
-    Approve {
-        /// Its id, or the file with it.
-        proposal: String,
-        /// The file of the signer's key.
-        #[arg(long, value_name = "FILE")]
-        key: PathBuf,
-        /// Writes the approval here instead of sending it.
-        #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Sends a proposal and approvals that were written to files. Names approvals that do not count, and exits with 6 unless the
-    /// proposal is in the log then.
-    #[command(after_help = CODES)]
-    Commit {
-        /// The file with the proposal.
-        proposal: PathBuf,
-        /// Files with approvals.
-        approvals: Vec<PathBuf>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Prints what a name stands for, verified by proof.
-    #[command(after_help = CODES)]
-    Get {
-        /// The name.
-        #[arg(value_parser = name)]
-        name: Name,
-        /// Writes the content itself to standard output, if the log holds it.
-        #[arg(long)]
-        payload: bool,
-        /// The key of the log.
-        #[arg(long, value_name = "KEY")]
-        log_key: Option<NoteVerifier>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Lists entries.
-    #[command(after_help = CODES)]
-    Log {
-        /// The first version.
-        #[arg(long)]
-        from: Option<u64>,
-        /// Stops after so many.
-        #[arg(long)]
-        limit: Option<usize>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Writes the proof that an entry is in the log, and the entry beside it.
-    #[command(after_help = CODES)]
-    Prove {
-        /// The version of the entry.
-        version: u64,
-        /// Where the proof goes; the entry goes to FILE.entry.
-        #[arg(long, short, value_name = "FILE")]
-        output: PathBuf,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Verifies such a proof without asking a node, and prints what was decided.
-    #[command(after_help = CODES)]
-    Verify {
-        /// The file with the proof; the entry is in FILE.entry.
-        proof: PathBuf,
-        /// The key of the log.
-        #[arg(long, value_name = "KEY")]
-        log_key: NoteVerifier,
-        /// Answers as JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Reads a log from its beginning and goes on as it grows, checking everything; one line for each entry.
-    #[command(after_help = CODES)]
-    Follow {
-        /// The key of the log.
-        #[arg(long, value_name = "KEY")]
-        log_key: Option<NoteVerifier>,
-        /// Stops after this version.
-        #[arg(long)]
-        until: Option<u64>,
-        #[command(flatten)]
-        target: Target,
-    },
-}
 
 /// What a followed log was caught at.
 #[derive(Debug, thiserror::Error)]
@@ -710,157 +531,5 @@ async fn log(from: Option<u64>, limit: Option<usize>, target: &Target) -> Result
             None => break,
         }
     }
-    Ok(())
-}
-
-fn beside(proof: &Path) -> PathBuf {
-    let mut path = proof.as_os_str().to_owned();
-    path.push(".entry");
-    path.into()
-}
-
-async fn prove(version: u64, output: &Path, target: &Target) -> Result<(), Box<dyn Error>> {
-    let client = target.registry()?;
-    let entry = client.entry(version, target.deadline()).await?;
-    let proof = client.proof(version, target.deadline()).await?;
-    write(output, proof.to_string().as_bytes())?;
-    write(&beside(output), &entry)?;
-    if target.is_json() {
-        let made = json!({"version": version, "proof": output, "entry": beside(output)});
-        return Ok(writeln!(io::stdout(), "{made}")?);
-    }
-    eprintln!(
-        "{} and {}: refd registry verify checks them anywhere",
-        output.display(),
-        beside(output).display()
-    );
-    Ok(())
-}
-
-/// Reads a signed head, and says whose it is if it is not that of the log.
-fn opened(note: &Note, trust: &LogTrust) -> Result<Checkpoint, Caught> {
-    trust.open(note).map_err(|error| {
-        let by: Vec<&str> = note.signatures().iter().map(|signature| signature.name()).collect();
-        let key = trust.log();
-        match error {
-            CheckpointError::OtherLog { expected, found } => Caught(format!(
-                "the head is not signed with this --log-key: that is a key of {expected}, and the head says that it is one of {found}"
-            )),
-            CheckpointError::Note(_) | CheckpointError::OtherKey { .. } => Caught(format!(
-                "the head is not signed with this --log-key: that is a key of {}, and {} signed",
-                key.name(),
-                if by.is_empty() { "nobody".to_owned() } else { by.join(", ") }
-            )),
-            error => Caught(format!("the head is not one of this log: {error}")),
-        }
-    })
-}
-
-fn verify(path: &Path, log_key: NoteVerifier, is_json: bool) -> Result<(), Box<dyn Error>> {
-    let (bytes, trust) = (read(&beside(path))?, LogTrust::new(log_key));
-    let (proof_name, entry_name) = (path.display(), beside(path).display().to_string());
-    let file = ProofFile::parse(&read(path)?)
-        .map_err(|error| Caught(format!("{proof_name} is no proof, or was altered: {error}")))?;
-    let checkpoint = opened(&file.checkpoint, &trust)?;
-    let entry = Entry::decode(&bytes)
-        .map_err(|error| Caught(format!("{entry_name} is no entry, or was altered: {error}")))?;
-    if entry.version() != file.index + 1 {
-        let (said, is) = (entry.version(), file.index + 1);
-        let words =
-            format!("{entry_name} says that it is version {said}, and {proof_name} is a proof of {is}");
-        return Err(Caught(words).into());
-    }
-    file.verify(&bytes, &trust).map_err(|error| {
-        Caught(format!(
-            "version {} as it is in {entry_name} is not in the log: the head is signed, so that file or the path in {proof_name} \
-             was altered ({error})",
-            entry.version()
-        ))
-    })?;
-    let (proposal, mut out) = (entry.proposal(), io::stdout().lock());
-    let name = proposal.action().name().map(ToString::to_string);
-    let b3 = proposal.content_id().map(|id| id.to_string());
-    if is_json {
-        let said = json!({
-            "version": entry.version(),
-            "action": ProposalBody::from(proposal).action,
-            "name": name,
-            "b3": b3,
-            "origin": checkpoint.origin,
-            "size": checkpoint.size,
-        });
-        return Ok(writeln!(out, "{said}")?);
-    }
-    writeln!(
-        out,
-        "version {} ({}) is in the log {}, under a signed head of {} entries",
-        entry.version(),
-        name.as_deref().unwrap_or("-"),
-        checkpoint.origin,
-        checkpoint.size
-    )?;
-    match (name, b3) {
-        (Some(name), Some(b3)) => writeln!(out, "with it {name} stood for {b3}")?,
-        (Some(name), None) => writeln!(out, "with it {name} stood for nothing any more")?,
-        (None, _) => writeln!(out, "with it others decided than before")?,
-    }
-    Ok(())
-}
-
-async fn follow(
-    log_key: Option<NoteVerifier>,
-    until: Option<u64>,
-    target: &Target,
-) -> Result<(), Box<dyn Error>> {
-    let client = target.registry()?;
-    let head = client.head(target.deadline()).await?;
-    let trust = trust(&head, log_key)?;
-    // A follower would ask again and again: it may be somebody on the way who lies, and that passes. A person has mistaken the key.
-    match Note::parse(head.checkpoint.as_bytes()) {
-        Ok(note) if head.version > 0 || !note.signatures().is_empty() => drop(opened(&note, &trust)?),
-        Err(error) if head.version > 0 => return Err(ClientError::Stranger { why: error.to_string() }.into()),
-        // A node that follows and has read nothing yet has no signed head.
-        _ => {}
-    }
-    if let Some(until) = until.filter(|until| *until < head.first) {
-        let words =
-            format!("versions up to {until} are pruned there: the log begins at version {}", head.first);
-        return Err(Ends::absent(words).into());
-    }
-    let host = Supervisor::new("follow");
-    let follower = Registry::follower(trust, client).start(Arc::new(MemoryStore::new()), &host).await?;
-    let mut updates = follower.updates(1);
-    loop {
-        let update = tokio::select! {
-            update = updates.next() => match update.ok_or("stopped")? {
-                Err(RegistryError::Lagging { first }) => {
-                    eprintln!("versions before {first} are pruned there: goes on from the snapshot of them");
-                    updates.skip_to(first);
-                    continue;
-                }
-                update => update?,
-            },
-            () = tokio::time::sleep(Duration::from_millis(200)) => {
-                match follower.evidence().first() {
-                    Some(evidence) => return Err(Caught(evidence.to_string()).into()),
-                    None => continue,
-                }
-            }
-            _ = tokio::signal::ctrl_c() => break,
-        };
-        let name = update.name.as_ref().map_or("-".to_owned(), ToString::to_string);
-        let b3 = update.b3.map(|id| id.to_string());
-        match target.is_json() {
-            true => {
-                let name = update.name.as_ref().map(ToString::to_string);
-                writeln!(io::stdout(), "{}", json!({"version": update.version, "name": name, "b3": b3}))?;
-            }
-            false => writeln!(io::stdout(), "{}\t{name}\t{}", update.version, b3.as_deref().unwrap_or("-"))?,
-        }
-        if until.is_some_and(|until| update.version >= until) {
-            break;
-        }
-    }
-    host.shutdown().await;
     Ok(())
 }

@@ -238,7 +238,10 @@ fn create(path: &Path) -> io::Result<()> {
         fs::hard_link(&fresh, path)
     })();
     let _ = fs::remove_file(&fresh);
-    written
+    written?;
+    // The name must survive a crash too: clients have this token from now on.
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    fs::File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn load(path: &Path) -> Result<blake3::Hash, TokenFileError> {

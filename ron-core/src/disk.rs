@@ -199,8 +199,8 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// [`DiskError::NotFound`], or any failure of the disk.
     fn remove(&self, path: &Path) -> Result<(), DiskError>;
 
-    /// Gives a file a new name in the same directory, atomically replacing whatever had that name. Crossing
-    /// directories is refused: no single [`Disk::sync_dir`] would make it durable.
+    /// Gives a file a new name in the same directory, atomically replacing the file that had that name. In the place of a
+    /// directory it is refused. So is crossing directories: no single [`Disk::sync_dir`] would make it durable.
     ///
     /// # Errors
     /// [`DiskError::BadPath`], [`DiskError::NotFound`], or any failure of the disk.

@@ -76,7 +76,7 @@ pub use self::{
     json::Json,
     listen::Listen,
     metrics::HttpMetrics,
-    ops::{VersionInfo, ops_router},
+    ops::{ClosedBody, ReadyBody, VersionInfo, ops_router},
     problem::Problem,
     query::{Query, accepts, percent_decode},
     server::{Builder, HttpError, Server, Settings, Wrap},

@@ -49,7 +49,7 @@ use http::{HeaderValue, StatusCode, header};
 use ron_core::{
     Deadline, NodeId,
     auth::Authorizer,
-    http::{Guard, Json, Problem, Query, accepts},
+    http::{Guard, Json, Problem, Query, ReadyBody, accepts},
     net::BoxFuture,
 };
 use serde::Serialize;
@@ -107,20 +107,6 @@ struct StatusBody {
     provided: usize,
     provide_lag_seconds: u64,
     waiting: usize,
-}
-
-#[derive(Serialize)]
-struct ReadyBody {
-    reads: bool,
-    writes: bool,
-    /// The gates that are closed, and why.
-    closed: Vec<ClosedBody>,
-}
-
-#[derive(Serialize)]
-struct ClosedBody {
-    gate: String,
-    reason: String,
 }
 
 #[derive(Serialize)]
@@ -250,17 +236,13 @@ fn millis(time: Duration) -> f64 {
 
 async fn status(State(dht): State<Dht>) -> Json<StatusBody> {
     let (status, ready) = (dht.status(), dht.ready());
-    let closed = ready.gates.iter().filter_map(|gate| {
-        let reason = gate.reason.as_ref()?.to_string();
-        Some(ClosedBody { gate: gate.name.to_string(), reason })
-    });
     Json(StatusBody {
         id: status.id.to_string(),
         addrs: status.addrs,
         peers: status.peers,
         buckets: status.buckets,
         network_size: status.network_size,
-        ready: ReadyBody { reads: ready.reads, writes: ready.writes, closed: closed.collect() },
+        ready: ready.into(),
         records: status.records,
         record_bytes: status.record_bytes,
         provided: status.provided,

@@ -28,7 +28,7 @@ use axum::{
 };
 use ron_core::{
     Deadline, NodeId,
-    http::{Guard, Json, Problem},
+    http::{Guard, Json, Problem, ReadyBody},
 };
 use serde::Serialize;
 
@@ -40,7 +40,7 @@ const IN_FLIGHT: u32 = 256;
 /// How long the engines may take to say how their topics are doing.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The routes.
+/// The routes of the table above, for the host to nest where it likes. They ask for no token: what they tell changes nothing.
 pub fn router(overlay: &Overlay) -> Router {
     let guard = Guard::new("overlay_http").in_flight(IN_FLIGHT).metrics(&overlay.node.metrics);
     Router::new()
@@ -59,20 +59,6 @@ struct StatusBody {
     sessions: usize,
     neighbours: usize,
     ready: ReadyBody,
-}
-
-#[derive(Serialize)]
-struct ReadyBody {
-    reads: bool,
-    writes: bool,
-    /// The gates that are closed, and why.
-    closed: Vec<ClosedBody>,
-}
-
-#[derive(Serialize)]
-struct ClosedBody {
-    gate: String,
-    reason: String,
 }
 
 #[derive(Serialize)]
@@ -149,16 +135,12 @@ impl From<TopicStatus> for TopicBody {
 
 async fn status(State(overlay): State<Overlay>) -> Json<StatusBody> {
     let (contact, ready) = (overlay.contact(), overlay.ready());
-    let closed = ready.gates.iter().filter_map(|gate| {
-        let reason = gate.reason.as_ref()?.to_string();
-        Some(ClosedBody { gate: gate.name.to_string(), reason })
-    });
     Json(StatusBody {
         id: contact.id.to_string(),
         addrs: contact.addrs.to_vec(),
         sessions: overlay.peers().len(),
         neighbours: overlay.neighbours(),
-        ready: ReadyBody { reads: ready.reads, writes: ready.writes, closed: closed.collect() },
+        ready: ready.into(),
     })
 }
 

@@ -270,7 +270,7 @@ impl Store {
         Store { inner: Arc::new(inner), group, client: None }
     }
 
-    /// A store.
+    /// Begins a store with the default settings; in memory only, until it is given a place for its data.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()

@@ -25,6 +25,7 @@
 //! # Ok(()) }
 //! ```
 
+mod attempts;
 mod hands;
 mod keeping;
 mod looking;
@@ -32,6 +33,7 @@ mod planner;
 mod putting;
 mod seen;
 mod settings;
+mod shards;
 mod start;
 mod status;
 mod telling;

@@ -32,7 +32,10 @@ use std::{
 use ron_core::ContentId;
 use serde_json::Value;
 
-use crate::settings::{ANY_PORT, Configured};
+use crate::{
+    highest,
+    settings::{ANY_PORT, Configured},
+};
 
 /// Longer than every timeout of the node together, and the end of every wait in here.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,20 +91,15 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// How far the memory of a process rose during `work`, in bytes: at its highest, not at the end, so what is held for a moment
 /// and freed counts too. Zero on systems that do not tell; on Linux, which does, anything but a number is a failure.
 fn peak(process: u32, work: impl FnOnce()) -> u64 {
-    let highest = || -> u64 {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
-    };
     if !cfg!(target_os = "linux") {
         work();
         return 0;
     }
     // The highest is what is held now, from here on.
     fs::write(format!("/proc/{process}/clear_refs"), "5").unwrap();
-    let before = highest();
+    let before = highest(process);
     work();
-    highest().saturating_sub(before)
+    highest(process).saturating_sub(before)
 }
 
 /// What the others measure with. A bomb that was inflated and thrown away was not noticed once.

@@ -48,6 +48,13 @@ fn free_addrs<const COUNT: usize>() -> [SocketAddr; COUNT] {
     std::array::from_fn(|_| free.next().unwrap())
 }
 
+/// The most that a process ever had in memory, in bytes, as Linux counts it.
+fn highest(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
 struct Daemon {
     child: Child,
     output: BufReader<ChildStdout>,

@@ -14,16 +14,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{Daemon, REFD};
+use crate::{Daemon, REFD, highest};
 
 const MEMORY: u64 = 320 << 20;
-
-/// The most that the process ever had in memory, in bytes.
-fn highest(daemon: &Daemon) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
-}
 
 fn send(admin: SocketAddr, request: &str, token: &str, body: &[u8]) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(admin)?;
@@ -65,7 +58,7 @@ fn a_node_under_load_stays_below_its_ceiling() {
     let neighbour = Daemon::start_with(other.path(), &["--seed", &daemon.seed], &topics);
     daemon.eventually("/dht/status", |status| status.contains("\"peers\":1,"));
     let token = fs::read_to_string(dir.path().join("token")).unwrap().trim().to_owned();
-    let (admin, idle) = (daemon.admin, highest(&daemon));
+    let (admin, idle) = (daemon.admin, highest(daemon.child.id()));
     let long = vec![7; 24 << 20];
     let (status, answer) = ask(admin, "POST /o", &token, &long).unwrap();
     assert_eq!(status, 201, "{answer}");
@@ -133,7 +126,7 @@ fn a_node_under_load_stays_below_its_ceiling() {
     for client in clients {
         client.join().unwrap();
     }
-    let (highest, seen) = (highest(&daemon), seen.lock().unwrap().clone());
+    let (highest, seen) = (highest(daemon.child.id()), seen.lock().unwrap().clone());
     println!(
         "{} MiB when idle, {} MiB at the highest, of {} MiB: {seen:?}",
         idle >> 20,

@@ -182,6 +182,9 @@ impl Disk for MemoryDisk {
         let mut state = self.lock_state();
         state.check_parent("rename", to)?;
         let pages = state.file("rename", from)?;
+        if matches!(state.names.get(to), Some(Node::Dir)) {
+            return Err(DiskError::from_io("rename", to, &io::ErrorKind::IsADirectory.into()));
+        }
         state.names.remove(from);
         state.names.insert(to.to_path_buf(), Node::File(pages));
         Ok(())

@@ -121,6 +121,38 @@ fn gates(status: &ReadyStatus) -> Vec<GateLine> {
     status.gates.iter().map(line).collect()
 }
 
+/// Whether a part of a program can do its work, as its own routes say it: `ready` in the status of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ReadyBody {
+    /// Whether reads are served.
+    pub reads: bool,
+    /// Whether writes are.
+    pub writes: bool,
+    /// The gates that are closed.
+    pub closed: Vec<ClosedBody>,
+}
+
+/// A gate that is closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ClosedBody {
+    /// Its name.
+    pub gate: String,
+    /// Why it is closed.
+    pub reason: String,
+}
+
+impl From<ReadyStatus> for ReadyBody {
+    fn from(status: ReadyStatus) -> Self {
+        let closed = status.gates.iter().filter_map(|gate| {
+            let reason = gate.reason.as_ref()?.to_string();
+            Some(ClosedBody { gate: gate.name.to_string(), reason })
+        });
+        ReadyBody { reads: status.reads, writes: status.writes, closed: closed.collect() }
+    }
+}
+
 fn metrics(registry: &Registry) -> Response {
     let mut text = String::new();
     if let Err(error) = prometheus_client::encoding::text::encode(&mut text, registry) {

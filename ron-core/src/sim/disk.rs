@@ -362,6 +362,9 @@ impl Disk for SimDisk {
         self.change_names("rename", from, |state, dir, name| {
             let node = *state.dir_mut(dir)?.seen.get(&name).ok_or(io::ErrorKind::NotFound)?;
             let to = new.ok_or(io::ErrorKind::InvalidInput)?;
+            if let Some(taken) = state.dir_ref(dir).seen.get(&to) {
+                state.check_replaced(node, *taken)?;
+            }
             state.change_dir(dir, NameChange::Rename { from: name, to, node })
         })
     }
@@ -564,7 +567,10 @@ impl RawFile for SimFile {
 #[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
 mod tests {
     use super::*;
-    use crate::{disk::replace, sim::inodes::SECTOR};
+    use crate::{
+        disk::{MemoryDisk, RealDisk, replace},
+        sim::inodes::SECTOR,
+    };
 
     fn path(text: &str) -> &Path {
         Path::new(text)
@@ -601,6 +607,49 @@ mod tests {
         file.sync_all().unwrap();
         disk.restart(CrashStyle::LoseUnsynced);
         assert_eq!(disk.bytes("f"), None);
+    }
+
+    /// What replaces what: the same on every disk. The disk in memory is for files, and does not rename directories.
+    #[test]
+    fn a_rename_replaces_what_it_does_on_a_real_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = RealDisk::open(dir.path()).unwrap();
+        let (simulated, memory) = (SimDisk::new(), MemoryDisk::new());
+        let disks: [&dyn Disk; 3] = [&real, &simulated, &memory];
+        for disk in disks {
+            for dir in ["empty", "bare", "full", "full/inner"] {
+                disk.make_dir(path(dir)).unwrap();
+            }
+            for file in ["one", "two", "full/file"] {
+                disk.create(path(file)).unwrap();
+            }
+        }
+        let moved = |disk: &dyn Disk, from: &str, to: &str| match disk.rename(path(from), path(to)) {
+            Ok(()) => None,
+            Err(DiskError::Io { kind, .. }) => Some(kind),
+            Err(other) => panic!("{from} to {to}: {other}"),
+        };
+        for (from, to, refused) in [
+            ("one", "empty", Some(io::ErrorKind::IsADirectory)),
+            ("one", "full", Some(io::ErrorKind::IsADirectory)),
+            ("one", "one", None),
+            ("two", "one", None),
+            ("empty", "one", Some(io::ErrorKind::NotADirectory)),
+            ("empty", "full", Some(io::ErrorKind::DirectoryNotEmpty)),
+            ("full", "full", None),
+            ("full", "bare", None),
+        ] {
+            for disk in &disks[..2] {
+                assert_eq!(moved(*disk, from, to), refused, "{from} to {to}: {disk:?}");
+            }
+            if matches!(from, "one" | "two") {
+                assert_eq!(moved(&memory, from, to), refused, "{from} to {to}");
+            }
+        }
+        let names = |disk: &dyn Disk, dir: &str| disk.list(path(dir)).unwrap();
+        assert_eq!(names(&real, ""), names(&simulated, ""));
+        assert_eq!(names(&real, "bare"), names(&simulated, "bare"));
+        assert_eq!(names(&memory, "full").len(), 2, "a refusal changes nothing");
     }
 
     #[test]

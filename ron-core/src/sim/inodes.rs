@@ -231,6 +231,20 @@ impl State {
         }
     }
 
+    /// Whether a rename may put `node` in the place of `taken`: a file in that of a file, a directory in that of an empty one.
+    pub(super) fn check_replaced(&self, node: NodeId, taken: NodeId) -> io::Result<()> {
+        if node == taken {
+            return Ok(());
+        }
+        match (&self.nodes[&node], &self.nodes[&taken]) {
+            (Node::File(_), Node::File(_)) => Ok(()),
+            (Node::File(_), Node::Dir(_)) => Err(io::ErrorKind::IsADirectory.into()),
+            (Node::Dir(_), Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            (Node::Dir(_), Node::Dir(taken)) if taken.seen.is_empty() => Ok(()),
+            (Node::Dir(_), Node::Dir(_)) => Err(io::ErrorKind::DirectoryNotEmpty.into()),
+        }
+    }
+
     pub(super) fn link_durably(&mut self, dir: NodeId, name: String, node: NodeId) {
         let dir = self.dir_mut(dir).expect("the test walks directories");
         dir.durable.insert(name.clone(), node);

@@ -3,15 +3,15 @@
 use std::io;
 
 use ron_core::{
-    Counter, ErrorKind,
-    net::{Identity, KeyGroup, KeyPolicy, NetError},
+    Counter,
+    net::{Identity, KeyGroup, NetError},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{TcpListener, TcpStream},
 };
 
-use super::{ALPN, EndpointSettings, Node, eventually, promptly, soon, with_policy};
+use super::{ALPN, EndpointSettings, Node, alike, eventually, promptly, soon};
 
 #[tokio::test]
 async fn both_ends_know_each_other_and_the_link_is_post_quantum() {
@@ -39,36 +39,12 @@ async fn both_ends_know_each_other_and_the_link_is_post_quantum() {
 
 #[tokio::test]
 async fn a_wrong_identity_is_refused_before_anything_is_said() {
-    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));
-    let expected = Identity::from_seed(&[9; 32]).node_id();
-    let error = here.endpoint.connect(expected, &[there.addr()], ALPN, soon()).await.unwrap_err();
-    assert_eq!(error, NetError::WrongIdentity { expected, found: there.id() });
-    assert_eq!(error.kind(), ErrorKind::Peer);
-    assert_eq!(here.count(Counter::DialFailures, "wrong_identity"), 1);
-    eventually("the acceptor gave up", || there.endpoint.connections() == 0).await;
-    assert!(there.inbox.try_recv().is_none());
-    assert_eq!(there.count(Counter::LinksOpened, "accepted"), 0);
-    assert_eq!(there.count(Counter::HandshakeFailures, "no_identity"), 0, "we were fine");
-    assert_eq!(there.count(Counter::HandshakeFailures, "handshake"), 1);
+    alike::a_wrong_identity_is_refused(Node::start).await;
 }
 
 #[tokio::test]
 async fn post_quantum_only_refuses_classical_in_both_directions() {
-    let strict = Node::start(with_policy(KeyPolicy::PqOnly));
-    let classical = Node::start(with_policy(KeyPolicy::ClassicalOnly));
-    let either = Node::start(EndpointSettings::default());
-
-    assert_eq!(classical.dial(&strict).await.unwrap_err(), NetError::BelowPolicy);
-    assert_eq!(strict.dial(&classical).await.unwrap_err(), NetError::BelowPolicy);
-    eventually("both counted it", || {
-        [&strict, &classical].iter().all(|node| node.count(Counter::HandshakeFailures, "below_policy") == 1)
-    })
-    .await;
-    assert!(strict.inbox.try_recv().is_none() && classical.inbox.try_recv().is_none());
-
-    assert_eq!(strict.dial(&either).await.unwrap().group, KeyGroup::X25519MlKem768);
-    assert_eq!(classical.dial(&either).await.unwrap().group, KeyGroup::X25519);
-    assert_eq!(either.dial(&classical).await.unwrap().group, KeyGroup::X25519);
+    alike::policies_are_kept_in_both_directions(Node::start).await;
 }
 
 /// A ClientHello as a TLS 1.2 client would send it: no supported_versions, and suites of that time.

@@ -2,30 +2,17 @@
 
 use std::time::Duration;
 
-use ron_core::{Counter, LaneSpec, net::NetError, now};
+use ron_core::{Counter, LaneSpec, now};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
-use super::{EndpointSettings, Node, eventually, promptly, quick, soon};
+use super::{EndpointSettings, Node, alike, eventually, promptly, quick, soon};
 
 #[tokio::test]
 async fn an_address_has_only_so_many_places_and_gets_them_back() {
-    let here = Node::start(EndpointSettings::default());
-    let there = Node::start(EndpointSettings { connections_per_ip_max: 2, ..EndpointSettings::default() });
-    let _dialled = (here.dial(&there).await.unwrap(), here.dial(&there).await.unwrap());
-    let first = promptly(there.inbox.recv()).await.unwrap();
-    let _second = promptly(there.inbox.recv()).await.unwrap();
-
-    let refused = here.dial(&there).await.unwrap_err();
-    assert!(matches!(refused, NetError::Handshake { .. }), "{refused:?}");
-    assert!(refused.is_retryable());
-    assert_eq!(there.count(Counter::BusyRejections, "net_accept"), 1);
-    assert_eq!(there.endpoint.connections(), 2);
-
-    drop(first);
-    assert!(here.dial(&there).await.is_ok());
+    alike::places_of_an_address_come_back(Node::start).await;
 }
 
 #[tokio::test]

@@ -5,18 +5,17 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use ron_core::{
-    CallError, Counter, Deadline, Lane, LaneSpec, Supervisor,
+    Counter, Deadline, Supervisor,
     net::{
         Endpoint, Identity, NetError,
-        oap::{Frame, FrameReader, FrameWriter, ReadSettings, WireError},
+        oap::{FrameReader, ReadSettings, WireError},
     },
     now,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{ALPN, EndpointSettings, LINKS, Node, eventually, promptly, soon};
+use super::{ALPN, EndpointSettings, LINKS, Node, alike, eventually, promptly, soon};
 
 #[tokio::test]
 async fn two_protocols_share_a_port_and_an_unknown_one_is_refused() {
@@ -179,37 +178,9 @@ async fn dropping_the_last_handle_frees_the_port() {
     eventually("the port is free", || BlockingListener::bind(addr).is_ok()).await;
 }
 
-const EGRESS: LaneSpec = LaneSpec::new("test", "egress", 4096);
-
 #[tokio::test]
 async fn frames_cross_a_link_in_order_and_end_well() {
-    let (here, there) = (Node::start(EndpointSettings::default()), Node::start(EndpointSettings::default()));
-    let dialled = here.dial(&there).await.unwrap();
-    let accepted = promptly(there.inbox.recv()).await.unwrap();
-    let (_, write) = tokio::io::split(dialled.stream);
-    let (read, _keep) = tokio::io::split(accepted.stream);
-
-    let (lane, inbox) = Lane::open(EGRESS, &here.metrics);
-    let writer = FrameWriter::new(write, &here.metrics).run(inbox, here.supervisor.stop());
-    let send = async {
-        for corr in 0..3000_u64 {
-            let size = if corr % 100 == 0 { 100_000 } else { 64 };
-            lane.push(Frame::event(100, corr, vec![corr as u8; size]), soon()).await.unwrap();
-        }
-        lane.close();
-    };
-    let receive = async {
-        let mut reader = FrameReader::new(read, ReadSettings::default(), &there.metrics);
-        let mut next = 0;
-        while let Some(frame) = reader.next().await.unwrap() {
-            assert_eq!((frame.corr, frame.payload[0]), (next, next as u8));
-            next += 1;
-        }
-        next
-    };
-    let (written, (), received) = promptly(async { tokio::join!(writer, send, receive) }).await;
-    assert_eq!((written, received), (Ok(()), 3000));
-    assert_eq!(lane.try_push(Frame::event(100, 0, Bytes::new())), Err(CallError::Canceled));
+    alike::frames_cross_in_order(Node::start).await;
 }
 
 #[tokio::test]

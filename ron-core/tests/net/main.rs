@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, helpers included, a step that fails is the failure")]
 
 mod abuse;
+mod alike;
 mod identity;
 mod limits;
 mod links;

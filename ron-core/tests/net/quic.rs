@@ -8,11 +8,8 @@ use std::{
 
 use allocation_counter::measure;
 use ron_core::{
-    Counter, Deadline, Lane, LaneSpec, Metrics, Supervisor,
-    net::{
-        Endpoint, Identity, KeyGroup, KeyPolicy, NetError, Quic, Transport as _,
-        oap::{Frame, FrameReader, FrameWriter, ReadSettings},
-    },
+    Counter, Deadline, Supervisor,
+    net::{Endpoint, Identity, KeyGroup, KeyPolicy, NetError, Quic, Transport as _},
     now,
 };
 use tokio::{
@@ -21,7 +18,7 @@ use tokio::{
     sync::Notify,
 };
 
-use super::{ALPN, EndpointSettings, LINKS, Node, eventually, promptly, soon, with_policy};
+use super::{ALPN, EndpointSettings, LINKS, Node, alike, eventually, promptly, soon};
 
 fn node() -> Node {
     Node::quic(EndpointSettings::default())
@@ -82,13 +79,7 @@ async fn ipv6_is_dialled_from_a_socket_of_its_own() {
 
 #[tokio::test]
 async fn a_wrong_identity_is_refused_before_anything_is_said() {
-    let (here, there) = (node(), node());
-    let expected = Identity::from_seed(&[9; 32]).node_id();
-    let error = here.endpoint.connect(expected, &[there.addr()], ALPN, soon()).await.unwrap_err();
-    assert_eq!(error, NetError::WrongIdentity { expected, found: there.id() });
-    eventually("the acceptor gave up", || there.endpoint.connections() == 0).await;
-    assert!(there.inbox.try_recv().is_none());
-    assert_eq!(there.count(Counter::HandshakeFailures, "handshake"), 1);
+    alike::a_wrong_identity_is_refused(Node::quic).await;
 }
 
 #[tokio::test]
@@ -108,54 +99,12 @@ async fn a_protocol_that_nobody_serves_is_refused() {
 
 #[tokio::test]
 async fn post_quantum_only_refuses_classical_in_both_directions() {
-    let strict = Node::quic(with_policy(KeyPolicy::PqOnly));
-    let classical = Node::quic(with_policy(KeyPolicy::ClassicalOnly));
-    let either = node();
-
-    assert_eq!(classical.dial(&strict).await.unwrap_err(), NetError::BelowPolicy);
-    assert_eq!(strict.dial(&classical).await.unwrap_err(), NetError::BelowPolicy);
-    eventually("both counted it", || {
-        [&strict, &classical].iter().all(|node| node.count(Counter::HandshakeFailures, "below_policy") == 1)
-    })
-    .await;
-    assert!(strict.inbox.try_recv().is_none() && classical.inbox.try_recv().is_none());
-
-    assert_eq!(strict.dial(&either).await.unwrap().group, KeyGroup::X25519MlKem768);
-    assert_eq!(classical.dial(&either).await.unwrap().group, KeyGroup::X25519);
-    assert_eq!(either.dial(&classical).await.unwrap().group, KeyGroup::X25519);
+    alike::policies_are_kept_in_both_directions(Node::quic).await;
 }
-
-const EGRESS: LaneSpec = LaneSpec::new("test", "quic_egress", 4096);
 
 #[tokio::test]
 async fn frames_cross_a_link_in_order_and_end_well() {
-    let (here, there) = (node(), node());
-    let dialled = here.dial(&there).await.unwrap();
-    let accepted = promptly(there.inbox.recv()).await.unwrap();
-    let (_, write) = tokio::io::split(dialled.stream);
-    let (read, _keep) = tokio::io::split(accepted.stream);
-
-    let (lane, inbox) = Lane::open(EGRESS, &here.metrics);
-    let writer = FrameWriter::new(write, &here.metrics).run(inbox, here.supervisor.stop());
-    let send = async {
-        for corr in 0..3000_u64 {
-            let size = if corr % 100 == 0 { 100_000 } else { 64 };
-            lane.push(Frame::event(100, corr, vec![corr as u8; size]), soon()).await.unwrap();
-        }
-        lane.close();
-    };
-    let receive = async {
-        let mut reader = FrameReader::new(read, ReadSettings::default(), &Metrics::default());
-        let mut next = 0;
-        while let Some(frame) = reader.next().await.unwrap() {
-            assert_eq!((frame.corr, frame.payload[0]), (next, next as u8));
-            assert!(frame.payload.iter().all(|byte| *byte == next as u8));
-            next += 1;
-        }
-        next
-    };
-    let (written, (), received) = promptly(async { tokio::join!(writer, send, receive) }).await;
-    assert_eq!((written, received), (Ok(()), 3000));
+    alike::frames_cross_in_order(Node::quic).await;
 }
 
 const MIB: usize = 1 << 20;
@@ -340,20 +289,7 @@ async fn garbage_does_no_harm() {
 
 #[tokio::test]
 async fn an_address_has_only_so_many_places_and_gets_them_back() {
-    let here = node();
-    let there = Node::quic(EndpointSettings { connections_per_ip_max: 2, ..EndpointSettings::default() });
-    let _dialled = (here.dial(&there).await.unwrap(), here.dial(&there).await.unwrap());
-    let first = promptly(there.inbox.recv()).await.unwrap();
-    let _second = promptly(there.inbox.recv()).await.unwrap();
-
-    let refused = here.dial(&there).await.unwrap_err();
-    assert!(matches!(refused, NetError::Handshake { .. }), "{refused:?}");
-    assert!(refused.is_retryable());
-    assert_eq!(there.count(Counter::BusyRejections, "net_accept"), 1);
-    assert_eq!(there.endpoint.connections(), 2);
-
-    drop(first);
-    assert!(here.dial(&there).await.is_ok());
+    alike::places_of_an_address_come_back(Node::quic).await;
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ pub const BODY_BYTES_MAX: u64 = 1 << 20;
 /// Keys that may be purged at once.
 pub const PURGE_KEYS_MAX: usize = 1024;
 
-/// An answer.
+/// What a key resolves to, and who has it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AnswerDto {
     /// What was asked for.
@@ -192,7 +192,7 @@ pub struct StatusDto {
     pub sources: Vec<SourceDto>,
 }
 
-/// A source.
+/// A source, and whether it is asked now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SourceDto {
     /// What it is called.

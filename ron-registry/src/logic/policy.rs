@@ -273,13 +273,13 @@ impl Policy {
         &self.signers
     }
 
-    /// The groups.
+    /// Who decides together, and how many of them it takes.
     #[must_use]
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// The rules.
+    /// Which group has which right, and over which names.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules

@@ -1,14 +1,20 @@
-//! Doing what was planned: copying, rebuilding, trimming, dropping.
+//! Doing what was planned: copying, trimming and dropping here, and rebuilding by way of [`shards`](super::shards).
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 
-use super::{HEDGE, Heard, KeepingEvent, Shared, looking, telling, yielding};
+use super::{
+    HEDGE, Heard, KeepingEvent, Shared,
+    attempts::enough,
+    looking,
+    shards::{check_manifests, from_shards, rebuild, recover, restore},
+    telling, yielding,
+};
 use crate::{
-    StorageError, Store, Stored,
-    claims::{Manifest, Standing},
+    StorageError, Store,
+    claims::Standing,
     logic::{
         plan::{Holding, Job, Outcome, Step},
         promises::PromiseError,
@@ -33,7 +39,7 @@ const PART: Duration = Duration::from_secs(5);
 
 /// Why something was not done.
 #[derive(Debug)]
-enum Trouble {
+pub(super) enum Trouble {
     Peer(NodeId, ContentId, PeerError),
     Store(StorageError),
     /// It turned out that it must not be done.
@@ -64,75 +70,6 @@ pub(super) fn patience(shared: &Shared, bytes: u64) -> Duration {
         yielding(&settings).least() / settings.workers.get() as u64
     };
     GIVING + Duration::from_secs(bytes / least.clamp(1, SLOWEST))
-}
-
-/// What comes of so many attempts as are needed. Each is begun when one before it came to nothing, or when for a while nothing came,
-/// with so many at once at most: one that is stuck holds up nobody.
-pub(super) async fn enough<'a, T>(
-    mut attempts: impl Iterator<Item = BoxFuture<'a, Option<T>>>,
-    needed: usize,
-    at_once: usize,
-    hedge: Duration,
-) -> Vec<T> {
-    let mut found = Vec::new();
-    let mut open: Vec<BoxFuture<'a, Option<T>>> = attempts.by_ref().take(needed).collect();
-    while found.len() < needed && !open.is_empty() {
-        match Deadline::after(hedge).limit("hedge", first(&mut open)).await {
-            Ok(Some(good)) => found.push(good),
-            Ok(None) => open.extend(attempts.next()),
-            Err(_) if open.len() < at_once => open.extend(attempts.next()),
-            Err(_) => {}
-        }
-    }
-    found
-}
-
-/// What comes of all of these, which are begun at once. When that is enough, the others have so much longer: what is nearly done need
-/// not be done again by a repair.
-pub(super) async fn all_or_enough<'a, T>(
-    attempts: impl Iterator<Item = BoxFuture<'a, Option<T>>>,
-    is_enough: impl Fn(&[T]) -> bool,
-    longer: Duration,
-) -> Vec<T> {
-    let mut found = Vec::new();
-    let mut open: Vec<BoxFuture<'a, Option<T>>> = attempts.collect();
-    while !open.is_empty() && !is_enough(&found) {
-        found.extend(first(&mut open).await);
-    }
-    let until = Deadline::after(longer);
-    while !open.is_empty() {
-        let Ok(done) = until.limit("hedge", first(&mut open)).await else { break };
-        found.extend(done);
-    }
-    found
-}
-
-/// What comes of all of these, in their order.
-pub(super) async fn all<'a, T>(attempts: impl Iterator<Item = BoxFuture<'a, T>>) -> Vec<T> {
-    let mut open: Vec<(BoxFuture<'a, T>, Option<T>)> = attempts.map(|attempt| (attempt, None)).collect();
-    poll_fn(|cx| {
-        for (attempt, done) in open.iter_mut().filter(|(_, done)| done.is_none()) {
-            if let Poll::Ready(ready) = attempt.as_mut().poll(cx) {
-                *done = Some(ready);
-            }
-        }
-        if open.iter().all(|(_, done)| done.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    open.into_iter().filter_map(|(_, done)| done).collect()
-}
-
-/// What comes of the first of these that is done.
-pub(super) fn first<'a, T>(open: &mut Vec<BoxFuture<'a, Option<T>>>) -> impl Future<Output = Option<T>> {
-    poll_fn(|cx| {
-        for at in 0..open.len() {
-            if let Poll::Ready(done) = open[at].as_mut().poll(cx) {
-                drop(open.swap_remove(at));
-                return Poll::Ready(done);
-            }
-        }
-        Poll::Pending
-    })
 }
 
 /// Does a step; says how it ended and how many bytes it moved.
@@ -201,7 +138,7 @@ async fn copy(
 
 /// Gives a piece that is here to another node, within the rate, and reads back that it has it. That node has read all of it back
 /// from its disk before it says so.
-async fn give(
+pub(super) async fn give(
     shared: &Shared,
     object: ContentId,
     piece: ContentId,
@@ -238,7 +175,7 @@ async fn read_back(
 }
 
 /// The whole of a piece from another node, for whoever reads it; `None` if that does not give it.
-async fn fetch(
+pub(super) async fn fetch(
     shared: &Shared,
     node: NodeId,
     piece: ContentId,
@@ -256,7 +193,7 @@ async fn fetch(
 }
 
 /// The whole of a piece of a known length from another node, for a repair: each part is paid for before it is asked for.
-async fn fetch_paced(
+pub(super) async fn fetch_paced(
     shared: &Shared,
     node: NodeId,
     piece: ContentId,
@@ -333,14 +270,14 @@ pub(super) async fn learn(shared: &Shared, node: NodeId, object: &ContentId) {
 }
 
 /// A piece that is about to be deleted here, until this is dropped: also when whoever deletes it is cut off or panics.
-struct Going<'a> {
+pub(super) struct Going<'a> {
     shared: &'a Shared,
     piece: ContentId,
 }
 
 impl<'a> Going<'a> {
     /// One that is too many. Not if it was promised to be kept.
-    fn extra(shared: &'a Shared, piece: ContentId) -> Result<Self, PromiseError> {
+    pub(super) fn extra(shared: &'a Shared, piece: ContentId) -> Result<Self, PromiseError> {
         shared.promises.lock().begin(piece, shared.now())?;
         Ok(Going { shared, piece })
     }
@@ -515,261 +452,4 @@ pub(super) async fn read(shared: &Shared, id: ContentId, deadline: Deadline) -> 
         }
     }
     Err(StorageError::NotFound { id })
-}
-
-/// An object out of shards, if enough of them are to be had. Those of a policy that is over are there until the next is met.
-pub(super) async fn from_shards(shared: &Shared, id: ContentId, deadline: Deadline) -> Option<Bytes> {
-    let book = shared.store.book();
-    let past = match book.standing(&id) {
-        Standing::Live(_) => book.past_of(&id),
-        Standing::Deleted | Standing::Unclaimed => Vec::new(),
-    };
-    for manifest in book.manifests_of(&id).into_iter().chain(past) {
-        let shards = gather(shared, &manifest, None, deadline).await;
-        match join(shared, &manifest, shards, deadline).await {
-            Ok(content) => return Some(content),
-            Err(error) => tracing::debug!(%id, %error, "its shards do not make it"),
-        }
-    }
-    None
-}
-
-/// Shards of an object, as many as it takes: from here, from those who are said to have them, and else from whoever has. For a
-/// repair, whose sources are said, within the rate.
-async fn gather(
-    shared: &Shared,
-    manifest: &Manifest,
-    sources: Option<&[(u8, NodeId)]>,
-    deadline: Deadline,
-) -> Vec<(u8, Bytes)> {
-    let len = manifest.layout().shard_len();
-    let members = shared.members.load().len();
-    // Who waits for the rate is not stuck, and more shards would only wait for it too; who is stuck has a time for each part.
-    let is_paced = sources.is_some();
-    let hedge = if is_paced { Deadline::LONGEST } else { HEDGE };
-    let shard_of = |(index, shard): (u8, ContentId)| async move {
-        if let Ok(here) = shared.store.get_bytes(shard, len, deadline).await {
-            return Some((index, here));
-        }
-        let said = |(of, node): &(u8, NodeId)| (*of == index).then_some(*node);
-        let nodes: Vec<NodeId> = match sources {
-            Some(sources) => sources.iter().filter_map(said).collect(),
-            None => {
-                // Where it belongs first.
-                let mut nodes = looking::targets(shared, &manifest.object, members);
-                let home = usize::from(index) % nodes.len().max(1);
-                nodes.rotate_left(home);
-                nodes
-            }
-        };
-        // Whoever is silent for that long is not waited for: there are other shards.
-        let deadline = deadline.within(patience(shared, len));
-        let fetches = nodes.into_iter().map(|node| {
-            Box::pin(async move {
-                match is_paced {
-                    true => fetch_paced(shared, node, shard, len, deadline).await,
-                    false => fetch(shared, node, shard, len, deadline).await,
-                }
-            }) as BoxFuture<'_, _>
-        });
-        enough(fetches, 1, 2, hedge).await.pop().map(|content| (index, content))
-    };
-    let all = (0_u8..).zip(manifest.shards.iter().copied());
-    let needed = usize::from(manifest.data);
-    enough(all.map(|one| Box::pin(shard_of(one)) as BoxFuture<'_, _>), needed, needed + 2, hedge).await
-}
-
-/// One of the manifests that an object is wanted in. What was planned may be over.
-fn manifest_of(shared: &Shared, object: &ContentId, id: ContentId) -> Option<Manifest> {
-    let book = shared.store.book();
-    book.manifests_of(object).into_iter().find(|manifest| manifest.id() == id && book.wants(&id))
-}
-
-const UNWANTED: Trouble = Trouble::Refused("nobody wants it by this manifest");
-
-#[cfg(feature = "erasure")]
-mod coding {
-    use super::*;
-    use crate::logic::shards::{ReedSolomon, ShardError, decode, encode};
-
-    /// Shards in pieces that are put one by one, and what says which they are. Computed where it holds up nobody.
-    pub(in super::super) async fn cut(
-        shared: &Shared,
-        content: Bytes,
-        (data, parity): (u8, u8),
-        deadline: Deadline,
-    ) -> Result<(Vec<Bytes>, Option<Manifest>), StorageError> {
-        let encode = move || encode(&content, data, parity, &ReedSolomon);
-        match shared.spawner.blocking("encode", deadline, encode).await? {
-            Ok((manifest, mut shards)) => {
-                shards.push(manifest.encode().into());
-                Ok((shards, Some(manifest)))
-            }
-            Err(ShardError::TooLarge { .. }) => Err(StorageError::TooLarge {
-                key: "coded bytes",
-                limit: crate::logic::shards::CODED_BYTES_MAX,
-            }),
-            Err(error) => Err(StorageError::Claim { reason: error.to_string() }),
-        }
-    }
-
-    pub(super) async fn join(
-        shared: &Shared,
-        manifest: &Manifest,
-        shards: Vec<(u8, Bytes)>,
-        deadline: Deadline,
-    ) -> Result<Bytes, StorageError> {
-        let manifest = manifest.clone();
-        let decode = move || decode(&manifest, &shards, &ReedSolomon);
-        let decoded = shared.spawner.blocking("decode", deadline, decode).await?;
-        decoded.map_err(|error| StorageError::Source { message: error.to_string() })
-    }
-}
-
-#[cfg(not(feature = "erasure"))]
-#[allow(clippy::unused_async, reason = "as the one that computes")]
-mod coding {
-    use super::*;
-
-    const WITHOUT: &str = "this program is built without the feature `erasure`";
-
-    pub(in super::super) async fn cut(
-        _: &Shared,
-        _: Bytes,
-        _: (u8, u8),
-        _: Deadline,
-    ) -> Result<(Vec<Bytes>, Option<Manifest>), StorageError> {
-        Err(StorageError::Claim { reason: WITHOUT.to_owned() })
-    }
-
-    pub(super) async fn join(
-        _: &Shared,
-        _: &Manifest,
-        _: Vec<(u8, Bytes)>,
-        _: Deadline,
-    ) -> Result<Bytes, StorageError> {
-        Err(StorageError::Source { message: WITHOUT.to_owned() })
-    }
-}
-
-pub(super) use coding::cut;
-use coding::join;
-
-/// Whether the manifests of an object that is here are what it would be cut into, and the shards that nobody else proves are
-/// here and whole: before the object goes, nobody has to be believed.
-async fn check_manifests(
-    shared: &Shared,
-    object: ContentId,
-    provers: &[(ContentId, NodeId)],
-    deadline: Deadline,
-) -> Result<(), Trouble> {
-    let content = shared.store.get_bytes(object, WHOLE_BYTES_MAX, deadline).await?;
-    for manifest in shared.store.book().manifests_of(&object) {
-        let numbers = (manifest.data, manifest.parity());
-        let (_, ours) = cut(shared, content.clone(), numbers, deadline).await?;
-        if ours.as_ref() != Some(&manifest) {
-            return Err(Trouble::Refused("its manifest is not that of the object"));
-        }
-        for shard in &manifest.shards {
-            if !provers.iter().any(|(proved, _)| proved == shard) {
-                shared.store.get_bytes(*shard, WHOLE_BYTES_MAX, deadline).await?;
-            }
-        }
-    }
-    Ok(())
-}
-
-async fn restore(
-    shared: &Shared,
-    object: ContentId,
-    manifest: ContentId,
-    sources: &[(u8, NodeId)],
-) -> Result<u64, Trouble> {
-    let manifest = manifest_of(shared, &object, manifest).ok_or(UNWANTED)?;
-    let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, manifest.len));
-    let shards = gather(shared, &manifest, Some(sources), deadline).await;
-    let content = join(shared, &manifest, shards, deadline).await?;
-    let stored = put_here(shared, content, deadline).await?;
-    Ok(stored.len)
-}
-
-/// Puts an object together of which nothing is left but shards of policies that are over.
-async fn recover(shared: &Shared, object: ContentId, deadline: Deadline) -> Result<u64, Trouble> {
-    let content = from_shards(shared, object, deadline).await;
-    let content = content.ok_or(Trouble::Refused("too few shards are to be had"))?;
-    Ok(put_here(shared, content, deadline).await?.len)
-}
-
-/// Puts what was made, and reads all of it back: what the disk returns now is what is counted on.
-async fn put_here(shared: &Shared, content: Bytes, deadline: Deadline) -> Result<Stored, Trouble> {
-    let stored = shared.store.put_bytes(content, deadline).await?;
-    let mut reader = shared.store.get(stored.id, .., deadline).await?;
-    while reader.next().await?.is_some() {}
-    Ok(stored)
-}
-
-async fn rebuild(
-    shared: &Shared,
-    object: ContentId,
-    manifest: ContentId,
-    missing: &[(u8, NodeId)],
-    sources: &[(u8, NodeId)],
-    is_whole: bool,
-) -> Result<u64, Trouble> {
-    let manifest = manifest_of(shared, &object, manifest).ok_or(UNWANTED)?;
-    let len = manifest.layout().shard_len();
-    let reads = if is_whole { 0 } else { u64::from(manifest.data) * len };
-    let bytes = reads + missing.len() as u64 * len;
-    let deadline = Deadline::after(shared.settings.load().repair_timeout + patience(shared, bytes));
-    let content = match is_whole {
-        true => shared.store.get_bytes(object, WHOLE_BYTES_MAX, deadline).await?,
-        false => {
-            let shards = gather(shared, &manifest, Some(sources), deadline).await;
-            join(shared, &manifest, shards, deadline).await?
-        }
-    };
-    let (shards, ours) = cut(shared, content, (manifest.data, manifest.parity()), deadline).await?;
-    if ours.as_ref() != Some(&manifest) {
-        return Err(Trouble::Refused("its manifest is not that of the object"));
-    }
-    // What is wanted may be known by a claim that did not get to the disk.
-    shared.store.book().write_manifest(&manifest, deadline).await?;
-    // One who does not take its shard does not keep the others from getting theirs.
-    let mut trouble = None;
-    for (index, to) in missing {
-        let piece = manifest.shards[usize::from(*index)];
-        let shard = shards[usize::from(*index)].clone();
-        if *to == shared.me {
-            if let Err(failed) = put_here(shared, shard, deadline).await {
-                trouble = trouble.or(Some(failed));
-            }
-            continue;
-        }
-        if let Err(failed) = give_made(shared, object, (piece, shard), *to, deadline).await {
-            trouble = trouble.or(Some(failed));
-        }
-    }
-    trouble.map_or(Ok(bytes), Err)
-}
-
-/// Gives a shard that was just made to another node.
-async fn give_made(
-    shared: &Shared,
-    object: ContentId,
-    (piece, shard): (ContentId, Bytes),
-    to: NodeId,
-    deadline: Deadline,
-) -> Result<(), Trouble> {
-    let len = shard.len() as u64;
-    if shared.store.has(piece, deadline).await? {
-        return give(shared, object, piece, len, to).await;
-    }
-    // It is here for a moment, to be served from; nobody is promised anything about it, and nobody's is taken meanwhile.
-    let _going = Going::extra(shared, piece)?;
-    let stored = shared.store.put_bytes(shard, deadline).await?;
-    let given = give(shared, object, piece, len, to).await;
-    if !stored.existed {
-        shared.store.remove(piece, deadline).await?;
-    }
-    given
 }

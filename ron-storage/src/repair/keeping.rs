@@ -10,6 +10,7 @@ use ron_core::{
 use super::{
     Ack, Keeping, KeepingEvent, KeepingSettings, Placed, Presence, Shared, Staying, hands, looking,
     putting::{AGAIN, Pieces},
+    shards,
 };
 use crate::{
     StorageError, Store, Stored,
@@ -213,7 +214,7 @@ impl Keeping {
         if self.shared.store.standing(&id) == Standing::Deleted {
             return Err(StorageError::NotFound { id });
         }
-        match hands::from_shards(&self.shared, id, deadline).await {
+        match shards::from_shards(&self.shared, id, deadline).await {
             Some(content) => Ok(Some(self.shared.store.put_bytes(content, deadline).await?)),
             None => Ok(None),
         }

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use ron_core::{ContentId, Deadline, Metrics, NodeId, Ratio, Retry, RetryBudget, Stop, net::BoxFuture, now};
 
-use super::{Heard, KeepingEvent, Member, Nodes, Shared, hands::first, telling};
+use super::{Heard, KeepingEvent, Member, Nodes, Shared, attempts::first, telling};
 use crate::{
     StorageError,
     logic::{

@@ -14,7 +14,7 @@ use ron_core::{
     net::{BoxFuture, Identity},
 };
 
-use super::{HEDGE, Heard, Keeping, Shared, hands, looking, telling};
+use super::{HEDGE, Heard, Keeping, Shared, attempts, hands, looking, shards, telling};
 use crate::{
     StorageError,
     claims::{Claim, ClaimError, Coming, Manifest, Merged, Policy, SHARDS_MAX, Verified, Word},
@@ -101,7 +101,9 @@ impl Keeping {
         let (shared, len) = (&self.shared, content.len() as u64);
         let (pieces, manifest) = match policy {
             Policy::Copies(_) => (vec![content], None),
-            Policy::Erasure { data, parity } => hands::cut(shared, content, (data, parity), deadline).await?,
+            Policy::Erasure { data, parity } => {
+                shards::cut(shared, content, (data, parity), deadline).await?
+            }
         };
         let pieces = Pieces::put(shared, pieces, manifest.as_ref(), deadline).await?;
         let (id, word) = match &manifest {
@@ -259,7 +261,7 @@ impl Keeping {
             Box::pin(async move { self.push(node, offer, deadline).await.then_some(node) })
                 as BoxFuture<'_, _>
         });
-        durable_on.extend(hands::enough(pushes, missing, missing + 2, HEDGE).await);
+        durable_on.extend(attempts::enough(pushes, missing, missing + 2, HEDGE).await);
         enough(durable_on, wanted)
     }
 
@@ -328,7 +330,7 @@ impl Keeping {
         let policy = Policy::Erasure { data: manifest.data, parity: manifest.parity() };
         let wanted = usize::from(wanted.min(policy.survives() + 1));
         let is_enough = |durable_on: &[NodeId]| policy.worth(durable_on) >= wanted;
-        let durable_on = hands::all_or_enough(pushes, is_enough, HEDGE).await;
+        let durable_on = attempts::all_or_enough(pushes, is_enough, HEDGE).await;
         match policy.worth(&durable_on) {
             found if found < wanted => Err(StorageError::Unacknowledged { wanted, found }),
             _ => Ok(durable_on),
@@ -360,7 +362,7 @@ impl<'a> Pieces<'a> {
             Policy::Erasure { data, parity } => (data, parity),
         };
         let content = shared.store.get_bytes(id, hands::WHOLE_BYTES_MAX, deadline).await?;
-        let (shards, manifest) = hands::cut(shared, content, (data, parity), deadline).await?;
+        let (shards, manifest) = shards::cut(shared, content, (data, parity), deadline).await?;
         let manifest = manifest.ok_or(StorageError::NotFound { id })?;
         let pieces = Pieces::put(shared, shards, Some(&manifest), deadline).await?;
         Ok((Word::Erasure(manifest.coding()), Some(manifest), pieces))
@@ -384,7 +386,7 @@ impl<'a> Pieces<'a> {
                 Box::pin(Staying::put(shared, piece, deadline))
                     as BoxFuture<'_, Result<Staying<'a>, StorageError>>
             };
-            for (piece, held) in some.iter().zip(hands::all(some.iter().map(put)).await) {
+            for (piece, held) in some.iter().zip(attempts::all(some.iter().map(put)).await) {
                 let held = held?;
                 ids.push((piece.len() as u64, held.piece));
                 _held.push(held);

@@ -12,14 +12,9 @@ use ron_storage::{
     repair::{Ack, KeepingSettings},
 };
 
-use crate::world::{GRACE, World, content, identity, ip, peer, soon};
+use crate::world::{GRACE, MINUTE, World, content, identity, ip, peer, settle, soon};
 
-const MINUTE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(RETENTION_MIN);
-
-async fn settle() {
-    tokio::time::sleep(MINUTE).await;
-}
 
 /// A node that keeps objects with others may put what it likes beside an owner's signed word. It put a manifest there that names any
 /// object, and that was taken and kept for ever, though nobody had claimed it.
@@ -143,10 +138,7 @@ async fn what_is_urgent_overtakes_what_waits() {
     settle().await;
     let owner = identity(100);
     let node = world.node(0);
-    for salt in 0..80 {
-        let put = node.keeping.put(content(64_000, salt), Policy::Copies(3), &owner, Ack::Copies(2), soon());
-        put.await.unwrap();
-    }
+    node.put_some(64_000, 0..80, 3, Ack::Copies(2)).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(node.keeping.status().repairs > 15, "{:?}", node.keeping.status());
     let put = node.keeping.put(content(64_000, 99), Policy::Copies(2), &owner, Ack::Local, soon());
@@ -273,11 +265,7 @@ async fn a_node_that_is_told_to_go_in_a_crowd_says_what_is_needed() {
     let world = World::new(3).await;
     settle().await;
     let (owner, node) = (identity(100), world.node(1));
-    let mut ids = Vec::new();
-    for salt in 0..10 {
-        let put = node.keeping.put(content(700, salt), Policy::Copies(1), &owner, Ack::Copies(1), soon());
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = node.put_some(700, 0..10, 1, Ack::Copies(1)).await;
     settle().await;
     let mut mine = Vec::new();
     for id in ids {

@@ -12,8 +12,8 @@ use ron_storage::{
 };
 
 use crate::{
-    lives::{MINUTE, pieces, until_pieces},
-    world::{World, content, identity, soon},
+    lives::{pieces, until_pieces},
+    world::{MINUTE, World, content, identity, soon},
 };
 
 const SHARDS: Policy = Policy::Erasure { data: 2, parity: 1 };

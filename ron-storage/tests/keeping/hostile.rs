@@ -16,13 +16,7 @@ use ron_storage::{
     repair::{Ack, KeepingSettings},
 };
 
-use crate::world::{GRACE, Node, World, content, identity, name, soon};
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-async fn settle() {
-    tokio::time::sleep(MINUTE).await;
-}
+use crate::world::{GRACE, MINUTE, Node, World, content, identity, name, settle, soon};
 
 /// What a member may do wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -85,13 +79,7 @@ impl peers::Policy for Hostile {
 async fn who_has_always_more_to_say_holds_up_nobody() {
     let mut world = World::new(5).await;
     settle().await;
-    let owner = identity(100);
-    let mut ids = Vec::new();
-    for salt in 0..8 {
-        let put =
-            world.node(0).keeping.put(content(500, salt), Policy::Copies(3), &owner, Ack::Copies(3), soon());
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = world.node(0).put_some(500, 0..8, 3, Ack::Copies(3)).await;
     settle().await;
     Hostile::begin(world.node(1), Way::Endless);
     settle().await;
@@ -112,13 +100,7 @@ async fn who_takes_nothing_is_passed_over() {
     let world = World::new(4).await;
     settle().await;
     Hostile::begin(world.node(1), Way::Unable);
-    let owner = identity(100);
-    let mut ids = Vec::new();
-    for salt in 0..8 {
-        let put =
-            world.node(0).keeping.put(content(500, salt), Policy::Copies(3), &owner, Ack::Local, soon());
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = world.node(0).put_some(500, 0..8, 3, Ack::Local).await;
     tokio::time::sleep(MINUTE * 5).await;
     for id in ids {
         assert_eq!(world.holders(id).await, [0, 2, 3]);
@@ -196,17 +178,7 @@ async fn what_waits_for_room_is_not_weighed_again_and_again() {
     };
     let world = World::with(4, settings, Vec::new()).await;
     settle().await;
-    let owner = identity(100);
-    for salt in 0..200 {
-        let put = world.node(0).keeping.put(
-            content(64_000, salt),
-            Policy::Copies(3),
-            &owner,
-            Ack::Copies(2),
-            soon(),
-        );
-        put.await.unwrap();
-    }
+    world.node(0).put_some(64_000, 0..200, 3, Ack::Copies(2)).await;
     let skipped = || -> u64 {
         let of = |number: u8| world.node(number).count("repair_skipped_total{reason=\"full\"}");
         (0..4).map(of).sum()

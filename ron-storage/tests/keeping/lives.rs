@@ -19,14 +19,7 @@ use ron_storage::{
     repair::{Ack, Health, KeepingEvent, KeepingSettings},
 };
 
-use crate::world::{GRACE, World, content, identity, name, soon};
-
-pub(crate) const MINUTE: Duration = Duration::from_secs(60);
-
-/// Long enough for everybody to look at everybody a few times.
-async fn settle() {
-    tokio::time::sleep(MINUTE).await;
-}
+use crate::world::{GRACE, MINUTE, World, content, identity, name, settle, soon};
 
 #[tokio::test(start_paused = true)]
 async fn copies_come_back_after_a_node_dies_and_extra_ones_go_when_it_returns() {
@@ -192,12 +185,7 @@ async fn a_node_that_drains_is_empty_before_it_goes() {
     let world = World::new(5).await;
     settle().await;
     let owner = identity(100);
-    let mut ids = Vec::new();
-    for salt in 0..8 {
-        let put =
-            world.node(2).keeping.put(content(3000, salt), Policy::Copies(2), &owner, Ack::Copies(2), soon());
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = world.node(2).put_some(3000, 0..8, 2, Ack::Copies(2)).await;
     settle().await;
     world.node(2).keeping.set_draining(true, soon()).await.unwrap();
     settle().await;
@@ -228,12 +216,7 @@ async fn a_node_that_was_told_to_go_goes_on_going_after_a_restart() {
     let mut world = World::new(4).await;
     settle().await;
     let owner = identity(100);
-    let mut ids = Vec::new();
-    for salt in 0..8 {
-        let put =
-            world.node(2).keeping.put(content(3000, salt), Policy::Copies(2), &owner, Ack::Copies(2), soon());
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = world.node(2).put_some(3000, 0..8, 2, Ack::Copies(2)).await;
     settle().await;
     world.node(2).keeping.set_draining(true, soon()).await.unwrap();
     world.kill(2).await;
@@ -401,18 +384,7 @@ async fn the_pace_is_kept_and_the_lane_skips_what_is_not_urgent() {
     };
     let world = World::with(4, settings, Vec::new()).await;
     settle().await;
-    let owner = identity(100);
-    let mut ids = Vec::new();
-    for salt in 0..10 {
-        let put = world.node(0).keeping.put(
-            content(200_000, salt),
-            Policy::Copies(3),
-            &owner,
-            Ack::Copies(2),
-            soon(),
-        );
-        ids.push(put.await.unwrap().id);
-    }
+    let ids = world.node(0).put_some(200_000, 0..10, 3, Ack::Copies(2)).await;
     // Two megabytes at least are missing: half a minute for one node. What each moved in any second is at most its rate.
     let moved =
         || -> Vec<u64> { (0..4).map(|number| world.node(number).count("repair_bytes_total")).collect() };

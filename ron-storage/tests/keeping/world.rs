@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -15,13 +16,21 @@ use ron_core::{
 };
 use ron_storage::{
     Settings, Store,
+    claims::Policy,
     peers::{Links, Peer, Rules},
-    repair::{Keeping, KeepingSettings, Member},
+    repair::{Ack, Keeping, KeepingSettings, Member},
 };
 
 const PORT: u16 = 7000;
 
 pub(crate) const GRACE: Duration = Duration::from_secs(120);
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+
+/// Long enough for everybody to look at everybody a few times.
+pub(crate) async fn settle() {
+    tokio::time::sleep(MINUTE).await;
+}
 
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
@@ -60,6 +69,22 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Puts objects of this size, one after the other.
+    pub(crate) async fn put_some(
+        &self,
+        size: usize,
+        salts: Range<u64>,
+        copies: u8,
+        ack: Ack,
+    ) -> Vec<ContentId> {
+        let (owner, policy, mut ids) = (identity(100), Policy::Copies(copies), Vec::new());
+        for salt in salts {
+            let put = self.keeping.put(content(size, salt), policy, &owner, ack, soon());
+            ids.push(put.await.unwrap().id);
+        }
+        ids
+    }
+
     /// The value of a series, without the prefix of the crate. Zero if there is none.
     pub(crate) fn count(&self, series: &str) -> u64 {
         let mut text = String::new();

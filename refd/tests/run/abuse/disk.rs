@@ -163,11 +163,17 @@ fn planted_links_are_refused() {
     // What the node writes on its own account when it stops.
     let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
-    let _ = fs::remove_file(data.join("registry.verified"));
-    symlink(&victim, data.join("registry.verified")).unwrap();
+    let verified = data.join("registry.verified");
+    let _ = fs::remove_file(&verified);
+    // Also where such a file is until it is whole, as a stop leaves it that was cut short.
+    for place in [verified.clone(), data.join("registry.verified.tmp")] {
+        symlink(&victim, place).unwrap();
+    }
     let again = crate::Daemon::start(&data, &[]);
     again.terminate();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(verified.symlink_metadata().unwrap().is_file(), "the link is still there");
+    assert_eq!(fs::read_to_string(&verified).unwrap().parse(), Ok(0));
 }
 
 /// With this in the environment, what needs a file system of its own is left out, and says so.

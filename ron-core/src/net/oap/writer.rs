@@ -28,7 +28,7 @@ const PIECES_MAX: usize = 64;
 /// Progress that earns another write timeout, as in the reader: the slowest peer takes 64 KiB in that time.
 const RATE_BYTES: usize = 64 << 10;
 
-/// Writes frames.
+/// Writes the frames of a lane onto a byte stream, as many at a time as there are.
 #[derive(Debug)]
 pub struct FrameWriter<W> {
     io: W,
