@@ -51,7 +51,12 @@ impl Bench {
 
 /// Two workers, as a small server has them, so that both ends of a link can run at once on two cores.
 pub(crate) fn runtime() -> Outcome<Runtime> {
-    Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+    runtime_of(2)
+}
+
+/// As many workers as this.
+pub(crate) fn runtime_of(workers: usize) -> Outcome<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(workers).enable_all().build()?)
 }
 
 /// Wall time and processor time of the whole process since it was started.

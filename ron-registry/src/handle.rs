@@ -172,12 +172,18 @@ pub struct Status {
 /// A log, running. Cloning shares it; when the last clone is dropped it stops.
 #[derive(Clone)]
 pub struct Registry {
-    pub(crate) shared: Arc<Shared>,
+    // One count for each clone: routers make several of every request, and two cores that count the same wait for each other.
+    inner: Arc<Inner>,
+}
+
+/// What all handles share.
+struct Inner {
+    shared: Arc<Shared>,
     /// None if it follows.
     deciding: Option<Deciding>,
     pruning: Lane<Prune>,
     group: Supervisor,
-    ready: Arc<dyn Fn() -> ReadyStatus + Send + Sync>,
+    ready: Ready,
 }
 
 impl fmt::Debug for Registry {
@@ -194,7 +200,7 @@ impl Registry {
         group: Supervisor,
         ready: Ready,
     ) -> Self {
-        Registry { shared, deciding, pruning, group, ready: Arc::new(move || ready.status()) }
+        Registry { inner: Arc::new(Inner { shared, deciding, pruning, group, ready }) }
     }
 
     /// Prepares the log `origin`, whose checkpoints are signed with the key of this seed: 32 secret bytes that are used
@@ -214,29 +220,29 @@ impl Registry {
     /// Whether it follows a log that another node commits to.
     #[must_use]
     pub fn follows(&self) -> bool {
-        self.deciding.is_none()
+        self.inner.deciding.is_none()
     }
 
     /// What the followed log was caught at since the start, the oldest first. While there is evidence of a fork, the gate
     /// `registry.following` stays closed, and what was checked before it is what is served.
     #[must_use]
     pub fn evidence(&self) -> Vec<Evidence> {
-        (*self.shared.evidence.load()).clone()
+        (*self.inner.shared.evidence.load()).clone()
     }
 
     fn deciding(&self) -> Result<&Deciding, RegistryError> {
-        self.deciding.as_ref().ok_or(RegistryError::ReadOnly)
+        self.inner.deciding.as_ref().ok_or(RegistryError::ReadOnly)
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn metrics(&self) -> &ron_core::Metrics {
-        &self.shared.metrics
+        &self.inner.shared.metrics
     }
 
     /// The log as it is, of one moment.
     #[cfg(feature = "http")]
     pub(crate) fn view(&self) -> Arc<crate::shared::View> {
-        self.shared.view.load()
+        self.inner.shared.view.load()
     }
 
     /// Begins the log, with the policy that decides from then on. Beginning it again with the same policy gives the same
@@ -264,14 +270,14 @@ impl Registry {
         content: Content,
         lifetime: Duration,
     ) -> Result<Proposal, RegistryError> {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         let prior = view.state.names().get(&name).map_or(0, |latest| latest.version);
         self.draft(Action::Bind { name, content, prior }, lifetime)
     }
 
     /// The time of the clock, but never before that of the last entry.
     fn now(&self) -> u64 {
-        self.shared.clock.now().max(self.shared.view.load().state.time())
+        self.inner.shared.clock.now().max(self.inner.shared.view.load().state.time())
     }
 
     /// Makes a proposal of an action, under the policy in force. Nothing is sent yet.
@@ -279,7 +285,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Form`].
     pub fn draft(&self, action: Action, lifetime: Duration) -> Result<Proposal, RegistryError> {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         let lifetime = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
         let expires = self.now().saturating_add(lifetime);
         Ok(Proposal::new(self.origin(), view.state.epoch(), expires, action, None)?)
@@ -356,7 +362,7 @@ impl Registry {
 
     /// Checks an approval here, on the caller's time: the cheap things first.
     fn verify(&self, approval: Approval) -> Result<VerifiedApproval, RegistryError> {
-        let reject = |reason| self.shared.metrics.tally(APPROVAL_REJECTS, reason).add(1);
+        let reject = |reason| self.inner.shared.metrics.tally(APPROVAL_REJECTS, reason).add(1);
         let said = approval.statement();
         if said.origin != self.origin() {
             reject("other_log");
@@ -393,7 +399,7 @@ impl Registry {
     /// Whether a proposal expects a head behind which something else was decided already. Of many that expect the same head one
     /// wins, and to refuse the others their signatures need not be verified, at fifty microseconds each.
     fn is_overtaken(&self, proposal: &Proposal) -> bool {
-        let decided = self.shared.decided.load(Ordering::Relaxed);
+        let decided = self.inner.shared.decided.load(Ordering::Relaxed);
         proposal.expect_head().is_some_and(|head| head.version < decided)
     }
 
@@ -409,32 +415,32 @@ impl Registry {
     /// The name of the log.
     #[must_use]
     pub fn origin(&self) -> &str {
-        self.shared.trust.origin()
+        self.inner.shared.trust.origin()
     }
 
     /// The key that checkpoints are signed with, as other tools read it.
     #[must_use]
     pub fn log_key(&self) -> NoteVerifier {
-        self.shared.trust.log().clone()
+        self.inner.shared.trust.log().clone()
     }
 
     /// Where the log ends.
     #[must_use]
     pub fn head(&self) -> Head {
-        self.shared.view.load().state.head()
+        self.inner.shared.view.load().state.head()
     }
 
     /// The epoch of the policy, and the policy; `None` before the log has begun.
     #[must_use]
     pub fn policy(&self) -> Option<(u64, Arc<Policy>)> {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         view.state.policy().map(|policy| (view.state.epoch(), Arc::clone(policy)))
     }
 
     /// The signed head, with the signatures of those witnesses that have signed it.
     #[must_use]
     pub fn checkpoint(&self) -> Arc<Note> {
-        let (view, cosigned) = (self.shared.view.load(), self.shared.cosigned.load());
+        let (view, cosigned) = (self.inner.shared.view.load(), self.inner.shared.cosigned.load());
         match &*cosigned {
             Some((size, note)) if *size == view.state.head().version => Arc::clone(note),
             _ => Arc::clone(&view.checkpoint),
@@ -444,25 +450,36 @@ impl Registry {
     /// How it is doing.
     #[must_use]
     pub fn status(&self) -> Status {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         Status {
             head: view.state.head(),
             first: self.first(),
             epoch: view.state.epoch(),
             names: view.state.names().len().saturating_sub(1),
-            verified: *self.shared.verified.load(),
-            ready: (self.ready)(),
+            verified: *self.inner.shared.verified.load(),
+            ready: self.inner.ready.status(),
         }
     }
 
     /// How the log was found at the start.
     #[must_use]
     pub fn opened(&self) -> Opened {
-        self.shared.opened
+        self.inner.shared.opened
     }
 
     pub(crate) fn first(&self) -> u64 {
-        self.shared.tree.lock().minimum() + 1
+        self.inner.shared.pruned.load(Ordering::Acquire) + 1
+    }
+
+    /// How often the view was replaced, without a lock.
+    #[cfg(feature = "http")]
+    pub(crate) fn changes(&self) -> u64 {
+        self.inner.shared.view.version()
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
     }
 
     /// One entry.
@@ -499,7 +516,7 @@ impl Registry {
             return Ok(Vec::new());
         }
         let max = max.min(usize::try_from(left).unwrap_or(usize::MAX));
-        self.shared.read(from, max, deadline).await
+        self.inner.shared.read(from, max, deadline).await
     }
 
     /// Proves that an entry is in the log: a file that anybody can check offline.
@@ -507,7 +524,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`], [`RegistryError::Lagging`].
     pub fn prove(&self, version: u64) -> Result<ProofFile, RegistryError> {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         self.prove_in(version, view.state.head().version, &view.checkpoint)
     }
 
@@ -518,7 +535,7 @@ impl Registry {
         if version < self.first() {
             return Err(RegistryError::Lagging { first: self.first() });
         }
-        let path = Prover::new(&SharedTiles(&self.shared), size).inclusion(version - 1)?;
+        let path = Prover::new(&SharedTiles(&self.inner.shared), size).inclusion(version - 1)?;
         Ok(ProofFile { index: version - 1, path, checkpoint: checkpoint.clone(), extra: None })
     }
 
@@ -534,13 +551,13 @@ impl Registry {
         answer: &str,
         trust: &LogTrust,
     ) -> Result<usize, CheckpointError> {
-        self.shared.add_cosignatures(checkpoint, answer, trust)
+        self.inner.shared.add_cosignatures(checkpoint, answer, trust)
     }
 
     /// The last checkpoint that witnesses have signed.
     #[must_use]
     pub fn cosigned(&self) -> Option<Arc<Note>> {
-        (*self.shared.cosigned.load()).as_ref().map(|(_, note)| Arc::clone(note))
+        (*self.inner.shared.cosigned.load()).as_ref().map(|(_, note)| Arc::clone(note))
     }
 
     /// [`prove`](Self::prove) against the last checkpoint that witnesses have signed, for readers who trust only those.
@@ -548,7 +565,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`] with the size of that checkpoint, [`RegistryError::Lagging`].
     pub fn prove_cosigned(&self, version: u64) -> Result<ProofFile, RegistryError> {
-        let cosigned = self.shared.cosigned.load();
+        let cosigned = self.inner.shared.cosigned.load();
         let (size, note) = (*cosigned).as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
         self.prove_in(version, *size, note)
     }
@@ -558,7 +575,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`], [`RegistryError::Lagging`], [`RegistryError::Proof`].
     pub fn prove_consistency(&self, old_size: u64, new_size: u64) -> Result<Vec<TreeHash>, RegistryError> {
-        self.shared.prove_consistency(old_size, new_size)
+        self.inner.shared.prove_consistency(old_size, new_size)
     }
 
     /// What a name stands for, or that it stands for nothing, with the proof.
@@ -581,9 +598,10 @@ impl Registry {
         &self,
         ask: impl FnOnce(&Names) -> (Option<Latest>, NameProof),
     ) -> Result<NameAnswer, RegistryError> {
-        let view = self.shared.view.load();
+        let view = self.inner.shared.view.load();
         let last = view.last.as_ref().ok_or(RegistryError::NotFound { head: 0 })?;
-        let path = Prover::new(&SharedTiles(&self.shared), last.version()).inclusion(last.version() - 1)?;
+        let path =
+            Prover::new(&SharedTiles(&self.inner.shared), last.version()).inclusion(last.version() - 1)?;
         let checkpoint = (*view.checkpoint).clone();
         let (latest, proof) = ask(view.state.names());
         Ok(NameAnswer {
@@ -605,7 +623,7 @@ impl Registry {
         }
         if tile.level() != Level::Entries {
             let lagging = || RegistryError::Lagging { first: self.first() };
-            return SharedTiles(&self.shared).tile(tile).ok_or_else(lagging);
+            return SharedTiles(&self.inner.shared).tile(tile).ok_or_else(lagging);
         }
         let (first, width) = (tile.index() * TILE_WIDTH + 1, usize::from(tile.width()));
         let mut entries = Vec::with_capacity(width);
@@ -624,7 +642,7 @@ impl Registry {
     /// # Errors
     /// Those of the store.
     pub async fn snapshot(&self, deadline: Deadline) -> Result<Option<SnapshotOffer>, RegistryError> {
-        let first = self.shared.store.snapshot_part(0, deadline).await?;
+        let first = self.inner.shared.store.snapshot_part(0, deadline).await?;
         Ok(first.map(|part| SnapshotOffer { version: part.version, parts: part.parts }))
     }
 
@@ -639,7 +657,7 @@ impl Registry {
         part: u32,
         deadline: Deadline,
     ) -> Result<Bytes, RegistryError> {
-        let found = self.shared.store.snapshot_part(part, deadline).await?;
+        let found = self.inner.shared.store.snapshot_part(part, deadline).await?;
         let found = found.filter(|found| found.version == version);
         found.map(|found| found.bytes).ok_or(RegistryError::NoSnapshot { version, part })
     }
@@ -654,19 +672,19 @@ impl Registry {
         content: ContentId,
         deadline: Deadline,
     ) -> Result<Vec<u64>, RegistryError> {
-        crate::index::versions_of(&self.shared, content, deadline).await
+        crate::index::versions_of(&self.inner.shared, content, deadline).await
     }
 
     /// Every update from version `from` on, in order and without holes: a slow reader is served from the log.
     #[must_use]
     pub fn updates(&self, from: u64) -> Updates {
-        Updates::new(&self.shared, from)
+        Updates::new(&self.inner.shared, from)
     }
 
     /// The settings in force.
     #[must_use]
     pub fn settings(&self) -> Settings {
-        (*self.shared.settings.load()).clone()
+        (*self.inner.shared.settings.load()).clone()
     }
 
     /// Applies other settings from now on.
@@ -685,12 +703,12 @@ impl Registry {
     pub fn reload_by(&self, source: ReloadSource, settings: Settings) -> Result<(), RegistryError> {
         match self.settings().check_change(&settings) {
             Ok(()) => {
-                self.shared.settings.replace(settings);
-                self.shared.metrics.tally(RELOADS, source.label()).add(1);
+                self.inner.shared.settings.replace(settings);
+                self.inner.shared.metrics.tally(RELOADS, source.label()).add(1);
                 Ok(())
             }
             Err(error) => {
-                self.shared.metrics.tally(RELOAD_FAILS, "config").add(1);
+                self.inner.shared.metrics.tally(RELOAD_FAILS, "config").add(1);
                 Err(error.into())
             }
         }
@@ -704,17 +722,17 @@ impl Registry {
     /// `Busy`, `Timeout` (it may go on), `Canceled`, [`RegistryError::Untrusted`] if what is stored is not what was
     /// committed, and those of the store. Nothing is dropped that no snapshot covers.
     pub async fn prune(&self, version: u64, deadline: Deadline) -> Result<u64, RegistryError> {
-        let below = self.shared.prunable_below();
+        let below = self.inner.shared.prunable_below();
         let upto = version.min(below.saturating_sub(1)) / TILE_WIDTH * TILE_WIDTH;
         if upto == 0 {
             return Ok(0);
         }
-        self.pruning.call("prune", deadline, |reply| Prune { upto, reply: Some(reply) }).await?
+        self.inner.pruning.call("prune", deadline, |reply| Prune { upto, reply: Some(reply) }).await?
     }
 
     /// Takes no new proposals, commits what is decided within [`drain`](Settings::drain), and stops. Safe to call twice.
     pub async fn shutdown(&self) -> Stopped {
-        self.group.shutdown().await
+        self.inner.group.shutdown().await
     }
 }
 

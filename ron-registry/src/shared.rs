@@ -5,7 +5,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -145,6 +148,8 @@ pub(crate) struct Shared {
     /// Only good for telling who need not hurry.
     pub(crate) decided: AtomicU64,
     pub(crate) tree: Lock<Tree>,
+    /// What the tree says is pruned, for those who ask nothing else of it. Written under its lock.
+    pub(crate) pruned: AtomicU64,
     pub(crate) marks: Lock<Marks>,
     pub(crate) store: Arc<dyn LogStore>,
     /// None of a log that is followed.
@@ -222,6 +227,7 @@ impl Shared {
         Shared {
             decided: AtomicU64::new(view.state.head().version),
             view: Snapshot::new(view),
+            pruned: AtomicU64::new(tree.minimum()),
             tree: Lock::new(TREE, tree, metrics),
             marks: Lock::new(MARKS, marks, metrics),
             store,
@@ -341,6 +347,13 @@ impl Shared {
         }
     }
 
+    /// Forgets what the tree would need to prove entries up to this version.
+    pub(crate) fn prune_tree(&self, upto: u64) {
+        let mut tree = self.tree.lock();
+        tree.prune(upto);
+        self.pruned.store(tree.minimum(), Ordering::Release);
+    }
+
     /// Shows a log that has grown by more than one wants to hold in memory. Who waits for updates reads them from the log.
     pub(crate) fn show_all(
         &self,
@@ -356,6 +369,7 @@ impl Shared {
             let minimum = shown.minimum();
             *shown = tree;
             shown.prune(minimum);
+            self.pruned.store(shown.minimum(), Ordering::Release);
             minimum
         };
         {

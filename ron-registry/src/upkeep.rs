@@ -242,7 +242,7 @@ async fn prune_to(shared: &Shared, upto: u64) -> Result<u64, RegistryError> {
         shared.metrics.tally(Counter::IoTimeouts, "write").add(1);
     }
     let freed = kept?;
-    shared.tree.lock().prune(upto);
+    shared.prune_tree(upto);
     shared.marks.lock().prune(upto);
     shared.contents.prune(upto);
     shared.metrics.tally(PRUNED_BYTES, "").add(freed);

@@ -169,7 +169,7 @@ impl Witness {
     pub async fn cosign(&self, registry: &Registry, deadline: Deadline) -> Result<u64, WitnessError> {
         let note = registry.checkpoint();
         let trust = LogTrust::new(registry.log_key()).witnessed_by([self.trusted.clone()], 1);
-        let (head, lines) = self.ask(&registry.shared, &note, deadline).await?;
+        let (head, lines) = self.ask(registry.shared(), &note, deadline).await?;
         let added = registry.add_cosignatures(&note, &lines, &trust);
         added.map_err(|source| self.bad_answer(source)).map(|_| head.size)
     }

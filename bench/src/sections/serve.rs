@@ -5,6 +5,9 @@
 //! objects are in the page cache. Processor time is that of the server alone. Contenders take turns. The bare loop between
 //! them reads, hashes and writes and does nothing else: what verification allows at best.
 //!
+//! nginx has one worker, because `wrk` has the other of two cores, and so have we; with two workers once more. Then three threads
+//! want two cores all the time, and whichever waits does so until a tick of the scheduler, with the requests that it has in hand.
+//!
 //! Needs `nginx` and `wrk`; without them it says so.
 
 use std::{
@@ -23,7 +26,7 @@ use ron_storage::{Settings, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    measure::{Bench, Contender, Outcome, take_turns, whole},
+    measure::{Bench, Contender, Outcome, runtime_of, take_turns, whole},
     peers::bare_http,
 };
 
@@ -87,7 +90,8 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
     for load in &LOADS {
         let load = &Load { len: if bench.is_quick() { load.len.min(8 * MIB) } else { load.len }, ..*load };
         let nginx = Nginx::start(dir.path(), load)?;
-        let (bare, ours) = (Ours::start(dir.path(), load, "bare")?, Ours::start(dir.path(), load, "ron")?);
+        let start = |role| Ours::start(dir.path(), load, role);
+        let (bare, ours, two) = (start("bare")?, start("ron")?, start("ron2")?);
         let series = take_turns(
             rounds,
             1,
@@ -100,6 +104,9 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
                 }),
                 Contender::new("ron-storage", || {
                     wrk(dir.path(), load, &ours.url, &ours.paths, ours.child.0.id(), seconds)
+                }),
+                Contender::new("ron-storage, two workers", || {
+                    wrk(dir.path(), load, &two.url, &two.paths, two.child.0.id(), seconds)
                 }),
             ],
         )?;
@@ -120,8 +127,8 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
                 one.median(|run| run.memory_mib),
             );
         }
-        drop((nginx, bare, ours));
-        for files in ["www", "bare", "ron"] {
+        drop((nginx, bare, ours, two));
+        for files in ["www", "bare", "ron", "ron2"] {
             fs::remove_dir_all(dir.path().join(files))?;
         }
     }
@@ -231,7 +238,7 @@ pub(crate) fn child(role: &str, arguments: &[String]) -> Outcome<()> {
     if role == "bare" {
         return bare_http::serve(Path::new(dir), load.objects, |number| content(&load, number));
     }
-    crate::measure::runtime()?.block_on(async {
+    runtime_of(if role == "ron2" { 2 } else { 1 })?.block_on(async {
         let (host, default) = (Supervisor::new("serve"), Settings::default());
         // One address asks for everything here, and may.
         let limits =

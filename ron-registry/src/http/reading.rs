@@ -21,7 +21,7 @@ use super::{
     refusal::problem,
 };
 use crate::{
-    Entry, Head, Name, Registry, RegistryError, SnapshotOffer, Tile,
+    Entry, Name, Registry, RegistryError, SnapshotOffer, Tile,
     json::{
         ConsistencyBody, EntriesBody, EntryBody, HeadBody, NameBody, PolicyBody, PolicyInForce, SnapshotBody,
         VersionsBody,
@@ -91,16 +91,17 @@ fn tagged(headers: &HeaderMap, tag: &HeaderValue, answer: impl FnOnce() -> Respo
 /// The answer about the head, as long as it is the same one: it is asked for far more often than it changes.
 #[derive(Debug, Clone)]
 pub(super) struct HeadWords {
-    head: Head,
-    first: u64,
+    /// How often the view had been replaced, and where the log began: what they are words of.
+    made_of: (u64, u64),
     tag: HeaderValue,
     words: Bytes,
 }
 
 impl HeadWords {
-    fn of(registry: &Registry) -> Self {
+    /// Those of the view that is there after `made_of` was read.
+    fn of(registry: &Registry, made_of: (u64, u64)) -> Self {
         // All of it of one moment: a checkpoint is of the version beside it.
-        let (view, first) = (registry.view(), registry.first());
+        let (view, first) = (registry.view(), made_of.1);
         let head = view.state.head();
         let body = HeadBody {
             origin: registry.origin().to_owned(),
@@ -115,7 +116,7 @@ impl HeadWords {
         };
         let words = serde_json::to_vec(&body).expect("strings and numbers can be written").into();
         let tag = tag(&format!("{}-{}", body.hash, body.first));
-        HeadWords { head, first, tag, words }
+        HeadWords { made_of, tag, words }
     }
 }
 
@@ -125,11 +126,11 @@ pub(super) fn head(
     request: &Request,
 ) -> Result<Response, Problem> {
     numbers(request, [])?;
-    let (head, first) = (registry.head(), registry.first());
-    let is_new = |words: &HeadWords| (words.head, words.first) == (head, first);
+    let now = (registry.changes(), registry.first());
+    let is_new = |words: &HeadWords| words.made_of == now;
     let mut words = known.load();
     if !(*words).as_ref().is_some_and(is_new) {
-        words = Arc::new(Some(HeadWords::of(registry)));
+        words = Arc::new(Some(HeadWords::of(registry, now)));
         known.replace_shared(Arc::clone(&words));
     }
     let HeadWords { tag, words, .. } = (*words).as_ref().expect("it was found or made above");

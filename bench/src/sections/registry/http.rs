@@ -84,15 +84,19 @@ pub(crate) fn serve(role: &str, arguments: &[String]) -> Outcome<()> {
     runtime()?.block_on(async {
         let (host, people) = (Supervisor::new("bench"), People::new(1));
         let registry = registry(Path::new(dir), &people, &host).await?;
-        if role == "axum" {
+        if matches!(role, "axum" | "nested") {
             // The same words, from memory.
             let head = http::router(&registry);
             let request = axum::http::Request::get("/head").body(axum::body::Body::empty())?;
             let answer = tower::ServiceExt::oneshot(head, request).await?;
             let words = axum::body::to_bytes(answer.into_body(), 1 << 20).await?;
             let json = [("content-type", "application/json"), ("cache-control", "no-cache")];
-            let routes =
-                Router::new().route("/registry/head", get(move || async move { (json, words.clone()) }));
+            let head = get(move || async move { (json, words.clone()) });
+            let routes = match role {
+                "axum" => Router::new().route("/registry/head", head),
+                // As ours is mounted.
+                _ => Router::new().nest("/registry", Router::new().route("/head", head)),
+            };
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
             println!("{}", listener.local_addr()?);
             let served = axum::serve(listener, routes).into_future();
@@ -234,13 +238,14 @@ fn reads(bench: &Bench, rounds: usize) -> Outcome<()> {
         return Ok(());
     }
     let seconds = if bench.is_quick() { 1 } else { READ_SECONDS };
-    let (axum, ours) = (Ours::start("axum")?, Ours::start("http")?);
+    let (axum, nested, ours) = (Ours::start("axum")?, Ours::start("nested")?, Ours::start("http")?);
     let read = |server: &Ours| wrk_once(&format!("http://{}/registry/head", server.addr), 64, seconds);
     let series = take_turns(
         rounds,
         1,
         vec![
             Contender::new("axum, from memory", || read(&axum)),
+            Contender::new("the same, nested", || read(&nested)),
             Contender::new("ron-registry", || read(&ours)),
         ],
     )?;

@@ -146,8 +146,13 @@ async fn what_is_not_there_is_told_apart() {
 /// Enough entries for a whole tile, and lets go of it.
 pub(super) async fn bind_tile(host: &Host) {
     crate::world::bind_many(&host.supervisor, &host.registry, 0..300).await;
+    let before = host.get("/head").await.json();
     host.registry.prune(256, soon()).await.unwrap();
     assert_eq!(host.registry.status().first, 257);
+    // Nothing was committed, and yet the words that were kept are not right any more.
+    let after = host.get("/head").await.json();
+    assert_eq!((before["first"].as_u64(), after["first"].as_u64()), (Some(1), Some(257)));
+    assert_eq!(before["version"], after["version"]);
 }
 
 /// Whatever is committed meanwhile, the checkpoint in an answer is of the version in it.
