@@ -77,17 +77,31 @@ pub(crate) fn gate(host: &Supervisor) -> ReadyGate {
     host.ready().gate("refd", Affects::Reads)
 }
 
-/// For tests of what a failure does: with `RON_PLANT=fatal` in the environment, SIGUSR1 makes a part fail for good.
-/// Only builds with debug assertions have it.
+/// For tests of what a failure does: with `RON_PLANT=fatal` in the environment, SIGUSR1 makes a part fail for good, and with
+/// `RON_PLANT=panic` it makes a part panic that can be started again. Only builds with debug assertions have it.
 #[cfg(debug_assertions)]
 pub(crate) fn plant(host: &Supervisor) -> io::Result<()> {
     const PLANTED: ron_core::TaskSpec = ron_core::TaskSpec::new("refd", "planted");
-    if std::env::var_os("RON_PLANT").is_some_and(|what| what == "fatal") {
+    let planted = std::env::var_os("RON_PLANT");
+    if planted.as_ref().is_some_and(|what| what == "fatal") {
         let mut told = signal(SignalKind::user_defined1())?;
         let _ = host.spawn(PLANTED, |stop| async move {
             tokio::select! {
                 () = stop.requested() => Ok(()),
                 _ = told.recv() => Err(io::Error::other("planted by a test")),
+            }
+        });
+    }
+    if planted.is_some_and(|what| what == "panic") {
+        // One for all of its lives: a signal that comes between two of them is for the next.
+        let told = std::sync::Arc::new(tokio::sync::Mutex::new(signal(SignalKind::user_defined1())?));
+        let _ = host.spawn_restarting(PLANTED.restart(ron_core::Restart::PROMPT), move |stop| {
+            let told = std::sync::Arc::clone(&told);
+            async move {
+                tokio::select! {
+                    () = stop.requested() => {}
+                    _ = async { told.lock().await.recv().await } => panic!("planted by a test"),
+                }
             }
         });
     }

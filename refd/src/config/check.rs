@@ -120,6 +120,7 @@ impl Config {
         self.keeping.check()?;
         self.overlay.check()?;
         self.registry.settings().check().map_err(|error| in_file("registry", error))?;
+        self.registry.check_origin()?;
         self.registry.followed()?;
         self.registry.witnesses()?;
         self.index.check()?;
@@ -295,6 +296,7 @@ mod tests {
             ("[overlay]\nmax_frame_bytes = 1\n", "overlay.max_frame_bytes is 1, allowed is 65830..=1048576"),
             ("[overlay]\ntopics = [\"\", \"\"]\n", "overlay.topics: a topic has no name"),
             ("[registry]\nproposals_lane = 0\n", "registry.proposals_lane is 0, allowed is 1..=1048576"),
+            ("[registry]\norigin = \"a b\"\n", "registry.origin: \"a b\" is not the name of a log"),
             ("[overlay]\ntopics = [\"a\", \"a\"]\n", "overlay.topics: \"a\" is there more than once"),
         ] {
             assert_eq!(check(text).unwrap_err().to_string(), words);

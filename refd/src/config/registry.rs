@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ron_core::net::Contact;
-use ron_registry::{NoteVerifier, Witness};
+use ron_registry::{NoteVerifier, Witness, logic::checkpoint::is_origin};
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, millis};
@@ -116,6 +116,16 @@ impl RegistrySection {
             ));
         }
         Ok(all)
+    }
+
+    /// Whether a log may be called so, if it has a name of its own.
+    pub(crate) fn check_origin(&self) -> Result<(), ConfigError> {
+        match &self.origin {
+            Some(origin) if !is_origin(origin) => {
+                Err(ConfigError::Unfit(format!("registry.origin: {origin:?} is not the name of a log")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whose log is followed, and by which key, if it is another's.

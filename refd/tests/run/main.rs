@@ -48,10 +48,15 @@ fn free_addrs<const COUNT: usize>() -> [SocketAddr; COUNT] {
     std::array::from_fn(|_| free.next().unwrap())
 }
 
-/// The most that a process ever had in memory, in bytes, as Linux counts it.
+/// The most that a process ever had in memory, in bytes.
 fn highest(process: u32) -> u64 {
+    memory_of(process, "VmHWM:")
+}
+
+/// What Linux says about the memory of a process, in bytes.
+fn memory_of(process: u32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
 }
 

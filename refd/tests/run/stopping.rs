@@ -278,3 +278,52 @@ fn a_part_that_fails_for_good_ends_the_process_in_order() {
     assert!(line.answer().unwrap() == (200, content));
     again.terminate();
 }
+
+/// Case 60 of the abuse cases: a part that panics is caught, counted and started again, five times in a minute, and nothing is
+/// left of its former lives; whoever asks is answered meanwhile. The sixth time it has failed for good, and the rest is stopped in order.
+#[test]
+fn a_part_that_panics_is_counted_and_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let mut command = std::process::Command::new(crate::REFD);
+    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]);
+    command.arg(dir.path().join("node")).env("RON_PLANT", "panic").stderr(fs::File::create(&log).unwrap());
+    let mut daemon = Daemon::spawn(command);
+    daemon.eventually("/readyz", |answer| answer.starts_with("HTTP/1.1 200"));
+    let of_part =
+        |what: &str, count: u32| format!("ron_core_tasks_{what}_total{{kind=\"planted\"}} {count}\n");
+    let (admin, token) = (daemon.admin, token(&dir.path().join("node")));
+    let mut line = Line::open(admin, &token).unwrap();
+    for time in 1..=5 {
+        daemon.signal("USR1");
+        daemon.eventually("/metrics", |metrics| metrics.contains(&of_part("panicked", time)));
+        // Before it is started again, or after.
+        let (status, body) = line.put(format!("object {time}").as_bytes()).unwrap();
+        assert!(status == 201, "{status}: {}", String::from_utf8_lossy(&body));
+        assert!(daemon.get("/healthz").ends_with("ok\n"));
+        let metrics = daemon.eventually("/metrics", |metrics| metrics.contains(&of_part("restarted", time)));
+        // It is one task in all of its lives.
+        assert!(
+            metrics.contains(&of_part("spawned", 1)) && !metrics.contains(&of_part("ended", 1)),
+            "{metrics}"
+        );
+        assert!(daemon.get("/readyz").starts_with("HTTP/1.1 200"));
+    }
+    let metrics = daemon.get("/metrics");
+    let panicked = metrics.lines().filter(|line| line.contains("_panicked_total{") && !line.ends_with(" 0"));
+    assert_eq!(panicked.collect::<Vec<_>>(), [of_part("panicked", 5).trim_end()], "nothing else panicked");
+    daemon.signal("USR1");
+    let mut said = String::new();
+    daemon.output.read_to_string(&mut said).unwrap();
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(9), "{said}");
+    assert!(said.contains("stopping\nstopped: ") && said.contains(" 0 cut off"), "{said}");
+    let logged = fs::read_to_string(&log).unwrap();
+    assert!(logged.contains("task planted of refd failed for good: panicked: planted by a test"), "{logged}");
+    let again = Daemon::start(&dir.path().join("node"), &[]);
+    let mut line = Line::open(again.admin, &token).unwrap();
+    line.head("GET", "/usage", 0).unwrap();
+    let (status, body) = line.answer().unwrap();
+    let body = String::from_utf8(body).unwrap();
+    assert!(status == 200 && body.contains("\"objects\":5,"), "{status}: {body}");
+    again.terminate();
+}

@@ -1,13 +1,19 @@
 //! Neighbours on topics: those who forge, who want to be everywhere, and who do not read what they asked for.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ron_core::{
     NodeId,
     net::{
         Contact, Identity,
-        rpc::{Ask, Method, Peers, Session},
+        rpc::{Ask, Event, Fault, Handling, Method, Peers, Request, Service, Session},
     },
 };
 use ron_overlay::{
@@ -15,7 +21,7 @@ use ron_overlay::{
     logic::{
         gossip::{Pushed, Word},
         view::ViewMessage,
-        wire::encode,
+        wire::{decode, encode},
     },
 };
 use tokio::io::AsyncWriteExt as _;
@@ -26,6 +32,23 @@ use super::{
     status, until,
 };
 use crate::settings::Configured;
+
+/// How often the peer was taken for a neighbour. It does nothing that it is asked for.
+#[derive(Default)]
+struct Accepted(AtomicUsize);
+
+impl Service for Accepted {
+    fn call(&self, _: Request) -> Handling {
+        Handling::Done(Err(Fault::bad_request("no")))
+    }
+
+    fn event(&self, event: Event) {
+        let word = decode(event.method, &event.body);
+        if let Ok((_, Word::View(ViewMessage::Answer { is_accepted: true }))) = word {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
 
 /// A peer with a session, on which it says what it likes.
 struct Talker {
@@ -40,8 +63,13 @@ impl Talker {
     }
 
     fn with(node: &Configured, peer: Peer) -> Talker {
+        Talker::hearing(node, peer, Arc::new(Accepted::default()))
+    }
+
+    /// One that listens to what it is told.
+    fn hearing(node: &Configured, peer: Peer, ears: Arc<dyn Service>) -> Talker {
         let to = contact(node);
-        let peers = peer.speak(PROTOCOLS[1].0, "no");
+        let peers = peer.serve(PROTOCOLS[1].0, ears);
         let session = peer.runtime.block_on(peers.session(to.id, &to.addrs, soon())).unwrap();
         Talker { session, _peers: peers, peer }
     }
@@ -182,7 +210,7 @@ fn who_passes_nothing_on_and_pushes_in_silences_nobody() {
     until("they have found each other", || all.iter().all(|node| honest(node) == 3));
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = std::sync::Arc::new(runtime.unwrap());
+    let runtime = Arc::new(runtime.unwrap());
     let liar = |node: &Configured| {
         let key = Identity::generate().unwrap();
         Talker::with(node, Peer::on(&runtime, key, "127.0.0.1:0".parse().unwrap()))
@@ -211,7 +239,7 @@ fn who_passes_nothing_on_and_pushes_in_silences_nobody() {
     all.iter().for_each(|node| node.is_well());
 }
 
-/// Cases 30 and 34: one message again and again, faster than anybody may speak. It is delivered once, its sender loses its place,
+/// Case 30: one message again and again, faster than anybody may speak. It is delivered once, its sender loses its place,
 /// and what somebody else says meanwhile is heard.
 #[test]
 fn a_flood_of_one_message_is_one_delivery_and_silences_nobody() {
@@ -248,5 +276,58 @@ fn a_flood_of_one_message_is_one_delivery_and_silences_nobody() {
     assert_eq!(node.count("ron_overlay_bans_total"), 1);
     assert!(node.count("ron_overlay_frame_reject_total{reason=\"rate\"}") >= 20);
     assert!(grown < 16 << 20, "{grown} bytes more");
+    node.is_well();
+}
+
+/// Ends what goes on until then when it is dropped, also by a test that fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Case 34: somebody says more than the node can look at, all the time, and no more than one peer may say. What waits is full of it,
+/// and every word of somebody else has room all the same: the flood makes it. Each is said once, and is answered.
+#[test]
+fn a_flood_below_the_rate_makes_room_for_everybody_else() {
+    const ROUNDS: usize = 40;
+    let names: Vec<String> = (0..60).map(|number| format!("topic {number}")).collect();
+    let node = node(&format!("[overlay]\nengines = 1\nmax_rps = 1000000\ntopics = {names:?}\n"));
+    let accepted = Arc::new(Accepted::default());
+    let honest = Talker::hearing(&node, Peer::new(), Arc::clone(&accepted) as _);
+    let flooder = Talker::new(&node);
+    let refused = || node.count("ron_overlay_shed_words_total{side=\"refused\"}");
+    let join = |talker: &Talker| Word::View(ViewMessage::Join { me: talker.me() });
+    let is_over = AtomicBool::new(false);
+    #[allow(clippy::disallowed_methods, reason = "threads of a test, joined at the end of the scope")]
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (number, body) = encode(&TopicId::of("unknown"), &join(&flooder));
+            let mut said = 0_u64;
+            while !is_over.load(Ordering::Relaxed) {
+                let say = Method { number, name: "say" };
+                said += u64::from(
+                    flooder.peer.runtime.block_on(flooder.session.notify(say, &body, soon())).is_ok(),
+                );
+            }
+            println!("{said} words");
+        });
+        let _over = Over(&is_over);
+        for round in 1..=ROUNDS {
+            let before = refused();
+            until("what waits is full", || refused() > before);
+            names.iter().for_each(|name| honest.say(&TopicId::of(name), &join(&honest)));
+            until("every word of the other is answered", || {
+                accepted.0.load(Ordering::Relaxed) == round * names.len()
+            });
+        }
+    });
+    println!("{} words of the flood had no room", refused());
+    // It is no rate that kept it out.
+    assert_eq!(node.count("ron_overlay_frame_reject_total{reason=\"rate\"}"), 0);
+    assert_eq!(node.count("ron_overlay_bans_total"), 0);
+    assert!(flooder.session.is_open() && honest.session.is_open());
     node.is_well();
 }
