@@ -4,6 +4,7 @@
 //! is held open for a while, because messages overtake each other and repair takes a moment, and then it is told as a
 //! gap. What comes after all is still taken, once. Memory is one window of bits per publisher, for so many publishers.
 
+mod holders;
 mod rumours;
 
 use std::{

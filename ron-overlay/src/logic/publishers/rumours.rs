@@ -6,7 +6,6 @@
 //! others from being heard: when there is no more room, whoever spoke alone about most publishers loses one of those.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
     time::Duration,
@@ -14,7 +13,10 @@ use std::{
 
 use ron_core::NodeId;
 
-use super::{Summary, WINDOW};
+use super::{
+    Summary, WINDOW,
+    holders::{Held, Holders},
+};
 
 /// Peers that are listened to about one publisher. Those that say most are: two of them are believed.
 const VOICES_MAX: usize = 8;
@@ -27,17 +29,12 @@ pub(super) struct Rumours {
     publishers: BTreeMap<NodeId, Rumour>,
     /// Those about whom something is waited for, by since when.
     waiting: BTreeSet<(Duration, NodeId)>,
-    /// All, oldest first, by whoever makes us remember them: the only one who spoke about them, or else they themselves.
-    held_by: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>>,
-    /// How many were ever heard of.
-    heard: u64,
+    holders: Holders,
 }
 
 #[derive(Debug)]
 struct Rumour {
-    /// The how-manieth that was heard of, and who makes us remember it.
-    place: u64,
-    holder: NodeId,
+    held: Held,
     /// The highest that each peer says there is.
     voices: BTreeMap<NodeId, Mark>,
     /// What is believed and not here, and since when.
@@ -47,8 +44,8 @@ struct Rumour {
 }
 
 impl Rumour {
-    fn new(place: u64, holder: NodeId) -> Self {
-        Rumour { place, holder, voices: BTreeMap::new(), waiting: None, told: None }
+    fn new(held: Held) -> Self {
+        Rumour { held, voices: BTreeMap::new(), waiting: None, told: None }
     }
 
     fn hear(&mut self, from: NodeId, mark: Mark) {
@@ -90,12 +87,10 @@ impl Rumours {
                 return;
             }
             while self.publishers.len() >= most {
-                self.make_room();
+                let one = self.holders.dispensable().expect("each that is remembered is held by somebody");
+                self.forget(&one);
             }
-            self.heard += 1;
-            let new = Rumour::new(self.heard, from);
-            self.held_by.entry(from).or_default().insert((new.place, publisher));
-            self.publishers.insert(publisher, new);
+            self.publishers.insert(publisher, Rumour::new(self.holders.hold(publisher, from)));
         }
         let Some(rumour) = self.publishers.get_mut(&publisher) else { return };
         rumour.hear(from, mark);
@@ -107,10 +102,8 @@ impl Rumours {
         }
         // One may be made up. More than that would be made up about this very publisher.
         let is_alone = rumour.voices.len() == 1 && rumour.waiting.is_none() && rumour.told.is_none();
-        if !is_alone && rumour.holder != publisher {
-            let (holder, place) = (std::mem::replace(&mut rumour.holder, publisher), rumour.place);
-            self.let_go(holder, place, publisher);
-            self.held_by.entry(publisher).or_default().insert((place, publisher));
+        if !is_alone {
+            self.holders.confirm(publisher, &mut rumour.held);
         }
     }
 
@@ -174,27 +167,11 @@ impl Rumours {
         }
     }
 
-    /// Forgets the oldest that is remembered because of the peer that makes us remember most.
-    fn make_room(&mut self) {
-        let most = self.held_by.values().max_by_key(|held| (held.len(), held.first().map(Reverse)));
-        let oldest = most.and_then(BTreeSet::first).map(|(_, publisher)| *publisher);
-        let oldest = oldest.expect("each that is remembered is held by somebody");
-        self.forget(&oldest);
-    }
-
     fn forget(&mut self, publisher: &NodeId) {
         let Some(rumour) = self.publishers.remove(publisher) else { return };
-        self.let_go(rumour.holder, rumour.place, *publisher);
+        self.holders.let_go(publisher, rumour.held);
         if let Some((_, since)) = rumour.waiting {
             self.waiting.remove(&(since, *publisher));
-        }
-    }
-
-    fn let_go(&mut self, holder: NodeId, place: u64, publisher: NodeId) {
-        let Some(held) = self.held_by.get_mut(&holder) else { return };
-        held.remove(&(place, publisher));
-        if held.is_empty() {
-            self.held_by.remove(&holder);
         }
     }
 }
@@ -250,11 +227,7 @@ mod tests {
                 prop_assert!(all.len() <= 8);
                 let waiting = all.iter().filter_map(|(id, rumour)| Some((rumour.waiting?.1, *id)));
                 prop_assert_eq!(&waiting.collect::<BTreeSet<_>>(), &rumours.waiting);
-                let mut held: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>> = BTreeMap::new();
-                for (id, rumour) in all {
-                    held.entry(rumour.holder).or_default().insert((rumour.place, *id));
-                }
-                prop_assert_eq!(&held, &rumours.held_by);
+                prop_assert!(rumours.holders.are(all.iter().map(|(id, rumour)| (*id, rumour.held))));
             }
         }
     }
