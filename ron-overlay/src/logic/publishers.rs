@@ -4,10 +4,12 @@
 //! is held open for a while, because messages overtake each other and repair takes a moment, and then it is told as a
 //! gap. What comes after all is still taken, once. Memory is one window of bits per publisher, for so many publishers.
 
+mod hearsay;
 mod holders;
 mod rumours;
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, VecDeque},
     ops::RangeInclusive,
     time::Duration,
@@ -15,6 +17,7 @@ use std::{
 
 use ron_core::NodeId;
 
+use hearsay::Hearsay;
 use rumours::Rumours;
 
 /// Numbers below the highest that are told apart. What is further behind is old.
@@ -27,6 +30,9 @@ const HOLES_MAX: usize = 128;
 
 /// For each publisher that is followed, so many that were are remembered by a number: a quarter of the memory.
 const FORGOTTEN_PER_PUBLISHER: usize = 4;
+
+/// When a publisher began, and the number of a message.
+type Mark = (u64, u64);
 
 /// Whose message it is, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,9 +79,8 @@ impl Gap {
 #[derive(Debug)]
 pub struct Publishers {
     tracks: BTreeMap<NodeId, Track>,
-    /// Of publishers that began before we came and were not heard yet: when they began and the first number that we are
-    /// owed, as a digest says. Hearsay: it decides what is asked for and told as missing, never what is taken.
-    hearsay: BTreeMap<NodeId, (u64, u64)>,
+    /// What we are owed of publishers that began before we came and were not heard yet, as digests say.
+    hearsay: Hearsay,
     /// Publishers that were forgotten. Without it, all that they ever said would look like a hole when they are heard again.
     forgotten: BTreeMap<NodeId, Forgotten>,
     /// Those in the order in which they went, with some that were heard again.
@@ -138,7 +143,7 @@ impl Publishers {
     pub fn new(publishers_max: usize, gap_after: Duration, joined_ms: u64) -> Self {
         Publishers {
             tracks: BTreeMap::new(),
-            hearsay: BTreeMap::new(),
+            hearsay: Hearsay::default(),
             forgotten: BTreeMap::new(),
             forgotten_order: VecDeque::new(),
             publishers_max,
@@ -184,10 +189,11 @@ impl Publishers {
         }
         if !self.tracks.contains_key(&publisher) {
             let known = self.forgotten.remove(&publisher).filter(|last| last.since == since);
+            let not_owed = self.hearsay.take(&publisher);
             let first = match known {
                 Some(last) => last.high + 1,
                 None if since > self.joined_ms => 1,
-                None => self.owed_from(serial),
+                None => owed_from(not_owed, serial),
             };
             self.begin(publisher, since, first, known.is_some(), now);
         }
@@ -255,11 +261,20 @@ impl Publishers {
 
     /// A peer, our only neighbour or not, says what it has of a publisher.
     pub fn on_said(&mut self, from: NodeId, said: &Summary, is_only: bool, now: Duration) {
+        if self.is_known_by_hearsay(&said.publisher, said.since) {
+            self.hearsay.on_said(from, said, self.publishers_max);
+        }
         let mut rumours = std::mem::take(&mut self.rumours);
         rumours.on_said(from, said, (is_only, self.publishers_max), now, |(since, high)| {
             self.had(&said.publisher, since).is_none_or(|had| had >= high)
         });
         self.rumours = rumours;
+    }
+
+    /// Whether others decide what we are owed of a publisher: it began before we came and was not heard since.
+    fn is_known_by_hearsay(&self, publisher: &NodeId, since: u64) -> bool {
+        let is_forgotten = || self.forgotten.get(publisher).is_some_and(|last| last.since >= since);
+        since <= self.joined_ms && !self.tracks.contains_key(publisher) && !is_forgotten()
     }
 
     /// The highest number of a beginning of which nothing above it is here, all below being a matter of holes; `None` if nothing of that
@@ -271,7 +286,7 @@ impl Publishers {
             Some((known, high)) if known == since => Some(high),
             Some((known, _)) if known > since => None,
             _ if since > self.joined_ms => Some(0),
-            _ => self.hearsay.get(publisher).filter(|(told, _)| *told == since).map(|(_, first)| first - 1),
+            _ => self.hearsay.not_owed(publisher).and_then(|not_owed| highest_not_owed(not_owed, since)),
         }
     }
 
@@ -320,8 +335,9 @@ impl Publishers {
     }
 
     /// Which numbers we lack of what another has, at most `most`, the latest first within what can still be taken. Of one
-    /// that had begun before we came we are owed what comes from now on.
-    pub fn missing(&mut self, theirs: &Summary, most: usize) -> Vec<u64> {
+    /// that had begun before we came we are owed what comes after that, as peers [say](Self::on_said).
+    #[must_use]
+    pub fn missing(&self, theirs: &Summary, most: usize) -> Vec<u64> {
         let Summary { publisher, since, high } = *theirs;
         let floor = (high + 1).saturating_sub(WINDOW).max(1);
         if let Some(last) = self.forgotten.get(&publisher).filter(|last| last.since >= since) {
@@ -336,18 +352,8 @@ impl Publishers {
             }
             Some(track) if track.since > since => Vec::new(),
             None if since <= self.joined_ms => {
-                let has_room = self.hearsay.len() < self.publishers_max;
-                match self.hearsay.get(&publisher) {
-                    Some((told, first)) if *told == since => {
-                        (floor.max(*first)..=high).rev().take(most).collect()
-                    }
-                    known => {
-                        if known.is_some() || has_room {
-                            self.hearsay.insert(publisher, (since, high + 1));
-                        }
-                        Vec::new()
-                    }
-                }
+                let had = self.had(&publisher, since).unwrap_or(high);
+                (floor.max(had.saturating_add(1))..=high).rev().take(most).collect()
             }
             _ => (floor..=high).rev().take(most).collect(),
         }
@@ -363,14 +369,6 @@ impl Publishers {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tracks.is_empty()
-    }
-
-    /// The first number that we are owed of a publisher that began before we came, now that a message of it is here.
-    fn owed_from(&mut self, Serial { publisher, since, seq }: &Serial) -> u64 {
-        match self.hearsay.remove(publisher) {
-            Some((told, first)) if told == *since => first.clamp(seq.saturating_sub(WINDOW - 1).max(1), *seq),
-            _ => *seq,
-        }
     }
 
     /// Follows a publisher from the number `first` on. What is below it may have been here, or not.
@@ -410,6 +408,21 @@ impl Publishers {
             }
         }
     }
+}
+
+/// The highest number of a beginning that is not owed, if any of it is.
+fn highest_not_owed((told, high): Mark, since: u64) -> Option<u64> {
+    match told.cmp(&since) {
+        Ordering::Less => Some(0),
+        Ordering::Equal => Some(high),
+        Ordering::Greater => None,
+    }
+}
+
+/// The first number that we are owed of a publisher that began before we came, now that a message of it is here.
+fn owed_from(not_owed: Option<Mark>, Serial { since, seq, .. }: &Serial) -> u64 {
+    let had = not_owed.and_then(|not_owed| highest_not_owed(not_owed, *since));
+    had.map_or(*seq, |had| had.saturating_add(1).clamp(seq.saturating_sub(WINDOW - 1).max(1), *seq))
 }
 
 /// Tells a hole, but for what was told of it by rumour.
@@ -545,7 +558,6 @@ mod tests {
         publishers.on_message(&serial(5, 2), ms(50));
         assert_eq!(publishers.wake_at(), None);
         let mut later = Publishers::new(10, ms(100), 9);
-        later.missing(&Summary { publisher: WHO, since: 5, high: 2 }, 10);
         said(&mut later, 1, 2, 10);
         said(&mut later, 2, 2, 10);
         assert_eq!(later.wake_at(), None, "that was before it came");
@@ -577,6 +589,7 @@ mod tests {
     fn make_up(publishers: &mut Publishers, from: u8, numbers: std::ops::Range<u64>) {
         for number in numbers {
             let said = Summary { publisher: id(number), since: 5, high: 1 };
+            assert!(publishers.missing(&said, 10).len() <= 1);
             publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(0));
         }
     }
@@ -596,6 +609,49 @@ mod tests {
         make_up(&mut publishers, 9, 3000..4000);
         said(&mut publishers, 3, 2, 130);
         assert_eq!(publishers.wake_at(), None, "nor does it make them told again");
+    }
+
+    /// What a peer is asked for when it says what it has.
+    fn fetched(publishers: &mut Publishers, from: u8, (since, high): Mark, at: u64) -> Vec<u64> {
+        let said = Summary { publisher: WHO, since, high };
+        let seqs = publishers.missing(&said, 10);
+        publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(at));
+        seqs
+    }
+
+    /// The first digest about a publisher that was there before us was believed, whoever sent it. A number that was made up
+    /// silenced that publisher: nobody was asked for what it had said since, and nobody was told that it did not come.
+    #[test]
+    fn one_that_lies_silences_no_publisher_that_was_there_before_us() {
+        for lie in [(5, 1 << 40), (8, 1)] {
+            let mut late = Publishers::new(10, ms(100), 9);
+            assert!(fetched(&mut late, 9, lie, 0).is_empty());
+            assert!(fetched(&mut late, 1, (5, 5), 0).is_empty());
+            assert!(fetched(&mut late, 2, (5, 5), 0).is_empty());
+            fetched(&mut late, 9, lie, 10);
+            assert_eq!(fetched(&mut late, 1, (5, 7), 20), [7, 6]);
+            assert_eq!(fetched(&mut late, 2, (5, 7), 20), [7, 6]);
+            fetched(&mut late, 9, lie, 20);
+            late.on_tick(ms(120));
+            assert_eq!(gaps(&mut late), [6..=7], "two say that it is there");
+            late.on_message(&serial(5, 9), ms(200));
+            late.on_tick(ms(300));
+            assert_eq!(gaps(&mut late), [8..=8]);
+        }
+    }
+
+    /// There was room for so many such publishers, first come, and one peer took it for good.
+    #[test]
+    fn who_makes_publishers_up_keeps_nobody_from_being_asked_for_those_before_us() {
+        let mut late = Publishers::new(16, ms(100), 9);
+        make_up(&mut late, 9, 0..1000);
+        assert!(fetched(&mut late, 1, (5, 5), 0).is_empty());
+        make_up(&mut late, 9, 1000..2000);
+        assert_eq!(fetched(&mut late, 1, (5, 7), 10), [7, 6]);
+        make_up(&mut late, 9, 2000..3000);
+        assert_eq!(fetched(&mut late, 2, (5, 7), 20), [7, 6]);
+        late.on_tick(ms(120));
+        assert_eq!(gaps(&mut late), [6..=7]);
     }
 
     /// For as long as a node has one neighbour it believes that, and the first that it meets may be a liar.
@@ -656,8 +712,7 @@ mod tests {
         assert_eq!(gaps(&mut late), []);
         // A digest of one it never heard: from now on it is owed what comes.
         let mut deaf = Publishers::new(10, ms(100), 6);
-        let theirs = Summary { publisher: WHO, since: 5, high: 9 };
-        assert!(deaf.missing(&theirs, 10).is_empty());
+        assert!(fetched(&mut deaf, 1, (5, 9), 0).is_empty());
         deaf.on_message(&serial(5, 12), ms(1));
         deaf.on_tick(ms(101));
         assert_eq!(gaps(&mut deaf), [10..=11]);

@@ -14,15 +14,12 @@ use std::{
 use ron_core::NodeId;
 
 use super::{
-    Summary, WINDOW,
+    Mark, Summary, WINDOW,
     holders::{Held, Holders},
 };
 
 /// Peers that are listened to about one publisher. Those that say most are: two of them are believed.
 const VOICES_MAX: usize = 8;
-
-/// When a publisher began, and the number of a message.
-type Mark = (u64, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Rumours {
