@@ -56,9 +56,11 @@ const MOVES_MAX: usize = 8;
 /// A large object that took longer than this to arrive is noted as young; for others the grace is shorter by less.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How much is written before the free space is looked at again. Others use the disk too, and several puts may look at once,
-/// so this is far below the space that is kept free.
+/// How much is written, at most, before the free space is looked at again.
 const TRUST_MAX: u64 = 16 << 20;
+
+/// And no more than this part of the space that is kept free: others use the disk too, and several puts may look at once.
+const TRUST_PART: u64 = 4;
 
 /// A part of an object to be read.
 #[derive(Debug, Clone)]
@@ -333,7 +335,8 @@ impl Objects {
         let free = self.disk.free_space().unwrap_or(u64::MAX);
         match free.checked_sub(settings.reserve_bytes.saturating_add(bytes)) {
             Some(left) => {
-                self.trusted_room.store(left.min(TRUST_MAX), Ordering::Release);
+                let most = TRUST_MAX.min(settings.reserve_bytes / TRUST_PART);
+                self.trusted_room.store(left.min(most), Ordering::Release);
                 Ok(())
             }
             None => Err(self.counted(StorageError::Full)),

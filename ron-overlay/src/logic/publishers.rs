@@ -4,9 +4,12 @@
 //! is held open for a while, because messages overtake each other and repair takes a moment, and then it is told as a
 //! gap. What comes after all is still taken, once. Memory is one window of bits per publisher, for so many publishers.
 
+mod hearsay;
+mod holders;
 mod rumours;
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, VecDeque},
     ops::RangeInclusive,
     time::Duration,
@@ -14,6 +17,7 @@ use std::{
 
 use ron_core::NodeId;
 
+use hearsay::Hearsay;
 use rumours::Rumours;
 
 /// Numbers below the highest that are told apart. What is further behind is old.
@@ -26,6 +30,9 @@ const HOLES_MAX: usize = 128;
 
 /// For each publisher that is followed, so many that were are remembered by a number: a quarter of the memory.
 const FORGOTTEN_PER_PUBLISHER: usize = 4;
+
+/// When a publisher began, and the number of a message.
+type Mark = (u64, u64);
 
 /// Whose message it is, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,9 +79,8 @@ impl Gap {
 #[derive(Debug)]
 pub struct Publishers {
     tracks: BTreeMap<NodeId, Track>,
-    /// Of publishers that began before we came and were not heard yet: when they began and the first number that we are
-    /// owed, as a digest says. Hearsay: it decides what is asked for and told as missing, never what is taken.
-    hearsay: BTreeMap<NodeId, (u64, u64)>,
+    /// What we are owed of publishers that began before we came and were not heard yet, as digests say.
+    hearsay: Hearsay,
     /// Publishers that were forgotten. Without it, all that they ever said would look like a hole when they are heard again.
     forgotten: BTreeMap<NodeId, Forgotten>,
     /// Those in the order in which they went, with some that were heard again.
@@ -137,7 +143,7 @@ impl Publishers {
     pub fn new(publishers_max: usize, gap_after: Duration, joined_ms: u64) -> Self {
         Publishers {
             tracks: BTreeMap::new(),
-            hearsay: BTreeMap::new(),
+            hearsay: Hearsay::default(),
             forgotten: BTreeMap::new(),
             forgotten_order: VecDeque::new(),
             publishers_max,
@@ -178,15 +184,16 @@ impl Publishers {
             // What was owed of the last time will not come.
             if let Some(track) = self.tracks.remove(&publisher) {
                 let holes = track.holes.into_iter();
-                holes.for_each(|hole| tell(&mut self.told, &self.rumours, publisher, track.since, hole));
+                self.told.extend(holes.map(|hole| hole.gap(publisher, track.since)));
             }
         }
         if !self.tracks.contains_key(&publisher) {
             let known = self.forgotten.remove(&publisher).filter(|last| last.since == since);
+            let not_owed = self.hearsay.take(&publisher);
             let first = match known {
                 Some(last) => last.high + 1,
                 None if since > self.joined_ms => 1,
-                None => self.owed_from(serial),
+                None => owed_from(not_owed, serial),
             };
             self.begin(publisher, since, first, known.is_some(), now);
         }
@@ -194,9 +201,14 @@ impl Publishers {
         track.heard_at = now;
         if seq > track.high {
             if seq > track.high + 1 {
-                self.holes_since.get_or_insert(now);
+                // What was told by rumour is not waited for again.
+                for passed in self.rumours.untold(&publisher, since, track.high + 1..=seq - 1) {
+                    let (from, to) = passed.into_inner();
+                    track.holes.push_back(Hole { from, to, opened: now });
+                    self.holes_since.get_or_insert(now);
+                }
             }
-            track.advance(seq, now);
+            track.advance(seq);
         }
         if track.high - seq < WINDOW {
             track.set(seq);
@@ -209,11 +221,11 @@ impl Publishers {
             let Some(hole) = track.holes.front_mut() else { break };
             if hole.to < floor || is_many {
                 let hole = track.holes.pop_front().expect("just seen");
-                tell(&mut self.told, &self.rumours, publisher, track.since, hole);
+                self.told.push_back(hole.gap(publisher, track.since));
             } else if hole.from < floor {
                 let lost = Hole { from: hole.from, to: floor - 1, opened: hole.opened };
                 hole.from = floor;
-                tell(&mut self.told, &self.rumours, publisher, track.since, lost);
+                self.told.push_back(lost.gap(publisher, track.since));
                 break;
             } else {
                 break;
@@ -230,7 +242,7 @@ impl Publishers {
         for (publisher, track) in &mut self.tracks {
             while track.holes.front().is_some_and(|hole| hole.opened + self.gap_after <= now) {
                 let hole = track.holes.pop_front().expect("just seen");
-                tell(&mut self.told, &self.rumours, *publisher, track.since, hole);
+                self.told.push_back(hole.gap(*publisher, track.since));
             }
         }
         let holes = self.tracks.values().filter_map(|track| track.holes.front());
@@ -254,11 +266,20 @@ impl Publishers {
 
     /// A peer, our only neighbour or not, says what it has of a publisher.
     pub fn on_said(&mut self, from: NodeId, said: &Summary, is_only: bool, now: Duration) {
+        if self.is_known_by_hearsay(&said.publisher, said.since) {
+            self.hearsay.on_said(from, said, self.publishers_max);
+        }
         let mut rumours = std::mem::take(&mut self.rumours);
         rumours.on_said(from, said, (is_only, self.publishers_max), now, |(since, high)| {
             self.had(&said.publisher, since).is_none_or(|had| had >= high)
         });
         self.rumours = rumours;
+    }
+
+    /// Whether others decide what we are owed of a publisher: it began before we came and was not heard since.
+    fn is_known_by_hearsay(&self, publisher: &NodeId, since: u64) -> bool {
+        let is_forgotten = || self.forgotten.get(publisher).is_some_and(|last| last.since >= since);
+        since <= self.joined_ms && !self.tracks.contains_key(publisher) && !is_forgotten()
     }
 
     /// The highest number of a beginning of which nothing above it is here, all below being a matter of holes; `None` if nothing of that
@@ -270,7 +291,7 @@ impl Publishers {
             Some((known, high)) if known == since => Some(high),
             Some((known, _)) if known > since => None,
             _ if since > self.joined_ms => Some(0),
-            _ => self.hearsay.get(publisher).filter(|(told, _)| *told == since).map(|(_, first)| first - 1),
+            _ => self.hearsay.not_owed(publisher).and_then(|not_owed| highest_not_owed(not_owed, since)),
         }
     }
 
@@ -319,8 +340,9 @@ impl Publishers {
     }
 
     /// Which numbers we lack of what another has, at most `most`, the latest first within what can still be taken. Of one
-    /// that had begun before we came we are owed what comes from now on.
-    pub fn missing(&mut self, theirs: &Summary, most: usize) -> Vec<u64> {
+    /// that had begun before we came we are owed what comes after that, as peers [say](Self::on_said).
+    #[must_use]
+    pub fn missing(&self, theirs: &Summary, most: usize) -> Vec<u64> {
         let Summary { publisher, since, high } = *theirs;
         let floor = (high + 1).saturating_sub(WINDOW).max(1);
         if let Some(last) = self.forgotten.get(&publisher).filter(|last| last.since >= since) {
@@ -335,18 +357,8 @@ impl Publishers {
             }
             Some(track) if track.since > since => Vec::new(),
             None if since <= self.joined_ms => {
-                let has_room = self.hearsay.len() < self.publishers_max;
-                match self.hearsay.get(&publisher) {
-                    Some((told, first)) if *told == since => {
-                        (floor.max(*first)..=high).rev().take(most).collect()
-                    }
-                    known => {
-                        if known.is_some() || has_room {
-                            self.hearsay.insert(publisher, (since, high + 1));
-                        }
-                        Vec::new()
-                    }
-                }
+                let had = self.had(&publisher, since).unwrap_or(high);
+                (floor.max(had.saturating_add(1))..=high).rev().take(most).collect()
             }
             _ => (floor..=high).rev().take(most).collect(),
         }
@@ -362,14 +374,6 @@ impl Publishers {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tracks.is_empty()
-    }
-
-    /// The first number that we are owed of a publisher that began before we came, now that a message of it is here.
-    fn owed_from(&mut self, Serial { publisher, since, seq }: &Serial) -> u64 {
-        match self.hearsay.remove(publisher) {
-            Some((told, first)) if told == *since => first.clamp(seq.saturating_sub(WINDOW - 1).max(1), *seq),
-            _ => *seq,
-        }
     }
 
     /// Follows a publisher from the number `first` on. What is below it may have been here, or not.
@@ -396,7 +400,7 @@ impl Publishers {
         let quietest = self.tracks.iter().min_by_key(|(_, track)| track.heard_at).map(|(id, _)| *id);
         let Some(id) = quietest else { return };
         let Some(track) = self.tracks.remove(&id) else { return };
-        track.holes.into_iter().for_each(|hole| tell(&mut self.told, &self.rumours, id, track.since, hole));
+        self.told.extend(track.holes.into_iter().map(|hole| hole.gap(id, track.since)));
         let place = self.forgotten_order.back().map_or(0, |(_, place)| place + 1);
         self.forgotten.insert(id, Forgotten { since: track.since, high: track.high, place });
         self.forgotten_order.push_back((id, place));
@@ -411,10 +415,25 @@ impl Publishers {
     }
 }
 
-/// Tells a hole, but for what was told of it by rumour.
-fn tell(told: &mut VecDeque<Gap>, rumours: &Rumours, publisher: NodeId, since: u64, hole: Hole) {
-    let untold = rumours.untold(&publisher, since, hole.from..=hole.to);
-    told.extend(untold.map(|seqs| Gap { publisher, since, seqs }));
+/// The highest number of a beginning that is not owed, if any of it is.
+fn highest_not_owed((told, high): Mark, since: u64) -> Option<u64> {
+    match told.cmp(&since) {
+        Ordering::Less => Some(0),
+        Ordering::Equal => Some(high),
+        Ordering::Greater => None,
+    }
+}
+
+/// The first number that we are owed of a publisher that began before we came, now that a message of it is here.
+fn owed_from(not_owed: Option<Mark>, Serial { since, seq, .. }: &Serial) -> u64 {
+    let had = not_owed.and_then(|not_owed| highest_not_owed(not_owed, *since));
+    had.map_or(*seq, |had| had.saturating_add(1).clamp(seq.saturating_sub(WINDOW - 1).max(1), *seq))
+}
+
+impl Hole {
+    fn gap(self, publisher: NodeId, since: u64) -> Gap {
+        Gap { publisher, since, seqs: self.from..=self.to }
+    }
 }
 
 impl Track {
@@ -428,8 +447,8 @@ impl Track {
         self.bits[(bit / 64) as usize] |= 1 << (bit % 64);
     }
 
-    /// Moves the window up to `seq`. What is passed over becomes a hole.
-    fn advance(&mut self, seq: u64, now: Duration) {
+    /// Moves the window up to `seq`.
+    fn advance(&mut self, seq: u64) {
         if seq - self.high >= WINDOW {
             self.bits = [0; WORDS];
         } else {
@@ -437,9 +456,6 @@ impl Track {
                 let bit = passed % WINDOW;
                 self.bits[(bit / 64) as usize] &= !(1 << (bit % 64));
             }
-        }
-        if seq > self.high + 1 {
-            self.holes.push_back(Hole { from: self.high + 1, to: seq - 1, opened: now });
         }
         self.high = seq;
     }
@@ -544,7 +560,6 @@ mod tests {
         publishers.on_message(&serial(5, 2), ms(50));
         assert_eq!(publishers.wake_at(), None);
         let mut later = Publishers::new(10, ms(100), 9);
-        later.missing(&Summary { publisher: WHO, since: 5, high: 2 }, 10);
         said(&mut later, 1, 2, 10);
         said(&mut later, 2, 2, 10);
         assert_eq!(later.wake_at(), None, "that was before it came");
@@ -576,6 +591,7 @@ mod tests {
     fn make_up(publishers: &mut Publishers, from: u8, numbers: std::ops::Range<u64>) {
         for number in numbers {
             let said = Summary { publisher: id(number), since: 5, high: 1 };
+            assert!(publishers.missing(&said, 10).len() <= 1);
             publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(0));
         }
     }
@@ -597,6 +613,49 @@ mod tests {
         assert_eq!(publishers.wake_at(), None, "nor does it make them told again");
     }
 
+    /// What a peer is asked for when it says what it has.
+    fn fetched(publishers: &mut Publishers, from: u8, (since, high): Mark, at: u64) -> Vec<u64> {
+        let said = Summary { publisher: WHO, since, high };
+        let seqs = publishers.missing(&said, 10);
+        publishers.on_said(NodeId::from_bytes([from; 32]), &said, false, ms(at));
+        seqs
+    }
+
+    /// The first digest about a publisher that was there before us was believed, whoever sent it. A number that was made up
+    /// silenced that publisher: nobody was asked for what it had said since, and nobody was told that it did not come.
+    #[test]
+    fn one_that_lies_silences_no_publisher_that_was_there_before_us() {
+        for lie in [(5, 1 << 40), (8, 1)] {
+            let mut late = Publishers::new(10, ms(100), 9);
+            assert!(fetched(&mut late, 9, lie, 0).is_empty());
+            assert!(fetched(&mut late, 1, (5, 5), 0).is_empty());
+            assert!(fetched(&mut late, 2, (5, 5), 0).is_empty());
+            fetched(&mut late, 9, lie, 10);
+            assert_eq!(fetched(&mut late, 1, (5, 7), 20), [7, 6]);
+            assert_eq!(fetched(&mut late, 2, (5, 7), 20), [7, 6]);
+            fetched(&mut late, 9, lie, 20);
+            late.on_tick(ms(120));
+            assert_eq!(gaps(&mut late), [6..=7], "two say that it is there");
+            late.on_message(&serial(5, 9), ms(200));
+            late.on_tick(ms(300));
+            assert_eq!(gaps(&mut late), [8..=8]);
+        }
+    }
+
+    /// There was room for so many such publishers, first come, and one peer took it for good.
+    #[test]
+    fn who_makes_publishers_up_keeps_nobody_from_being_asked_for_those_before_us() {
+        let mut late = Publishers::new(16, ms(100), 9);
+        make_up(&mut late, 9, 0..1000);
+        assert!(fetched(&mut late, 1, (5, 5), 0).is_empty());
+        make_up(&mut late, 9, 1000..2000);
+        assert_eq!(fetched(&mut late, 1, (5, 7), 10), [7, 6]);
+        make_up(&mut late, 9, 2000..3000);
+        assert_eq!(fetched(&mut late, 2, (5, 7), 20), [7, 6]);
+        late.on_tick(ms(120));
+        assert_eq!(gaps(&mut late), [6..=7]);
+    }
+
     /// For as long as a node has one neighbour it believes that, and the first that it meets may be a liar.
     #[test]
     fn what_an_only_neighbour_made_up_hides_nothing() {
@@ -613,6 +672,37 @@ mod tests {
         publishers.on_message(&serial(5, 6), ms(300));
         publishers.on_tick(ms(400));
         assert_eq!(gaps(&mut publishers), [4..=5]);
+    }
+
+    /// Only what was told last was remembered. What was told before it was told again, as a part of a hole that was still open.
+    #[test]
+    fn what_was_told_by_rumour_is_not_told_as_a_hole_later() {
+        let mut publishers = Publishers::new(10, ms(100), 0);
+        said(&mut publishers, 1, 2, 0);
+        said(&mut publishers, 2, 2, 0);
+        publishers.on_tick(ms(100));
+        assert_eq!(gaps(&mut publishers), [1..=2]);
+        said(&mut publishers, 1, 10, 150);
+        said(&mut publishers, 2, 10, 150);
+        publishers.on_message(&serial(5, 5), ms(200));
+        publishers.on_tick(ms(250));
+        assert_eq!(gaps(&mut publishers), [6..=10]);
+        publishers.on_tick(ms(300));
+        assert_eq!(gaps(&mut publishers), [3..=4]);
+        // And what an only neighbour makes up does not push it out.
+        said(&mut publishers, 1, 12, 310);
+        said(&mut publishers, 2, 12, 310);
+        publishers.on_tick(ms(410));
+        assert_eq!(gaps(&mut publishers), [11..=12]);
+        for (shift, at) in (30..40).zip((1..).map(|turn| 500 * turn)) {
+            let lie = Summary { publisher: WHO, since: 5, high: 1 << shift };
+            publishers.on_said(NodeId::from_bytes([9; 32]), &lie, true, ms(at));
+            publishers.on_tick(ms(at + 100));
+            assert_eq!(gaps(&mut publishers), [(1 << shift) - WINDOW + 1..=1 << shift]);
+        }
+        publishers.on_message(&serial(5, 14), ms(6000));
+        publishers.on_tick(ms(6100));
+        assert_eq!(gaps(&mut publishers), [13..=13]);
     }
 
     /// Neighbours come and go, and what those said who are gone is no reason not to listen to others.
@@ -655,8 +745,7 @@ mod tests {
         assert_eq!(gaps(&mut late), []);
         // A digest of one it never heard: from now on it is owed what comes.
         let mut deaf = Publishers::new(10, ms(100), 6);
-        let theirs = Summary { publisher: WHO, since: 5, high: 9 };
-        assert!(deaf.missing(&theirs, 10).is_empty());
+        assert!(fetched(&mut deaf, 1, (5, 9), 0).is_empty());
         deaf.on_message(&serial(5, 12), ms(1));
         deaf.on_tick(ms(101));
         assert_eq!(gaps(&mut deaf), [10..=11]);
@@ -712,12 +801,18 @@ mod tests {
     proptest! {
         /// Every number up to the highest is here, or told as missing, or still waited for; and none is missed twice.
         #[test]
-        fn nothing_is_lost_silently(steps in prop::collection::vec((1_u64..3000, 0_u64..50), 1..200)) {
+        fn nothing_is_lost_silently(
+            steps in prop::collection::vec((1_u64..3000, 0_u64..50, prop::bool::weighted(0.3)), 1..200),
+        ) {
             let mut publishers = Publishers::new(4, ms(200), 0);
             let (mut here, mut told, mut now, mut high) = (BTreeSet::new(), BTreeSet::new(), 0, 0);
-            for (seq, pause) in steps {
+            for (seq, pause, is_rumour) in steps {
                 now += pause;
                 publishers.on_tick(ms(now));
+                if is_rumour {
+                    (1..=2).for_each(|from| said(&mut publishers, from, seq, now));
+                    continue;
+                }
                 match publishers.freshness(&serial(5, seq)) {
                     Freshness::New => {
                         prop_assert!(here.insert(seq), "{seq} twice");

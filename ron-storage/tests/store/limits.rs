@@ -171,6 +171,32 @@ async fn a_full_disk_keeps_reads_alive_and_recovers() {
     host.shutdown().await;
 }
 
+/// What was once found free was trusted for 16 MiB of puts, however little was to stay free: others filled the disk meanwhile, and
+/// puts went on into the reserve until nothing was left of it, not even for deletes. Most of a reserve of any size stays now.
+#[tokio::test(start_paused = true)]
+async fn a_small_reserve_is_left_when_others_fill_the_disk() {
+    use ron_core::disk::Disk as _;
+    const RESERVE: u64 = 1 << 20;
+    for size in [900, 50_000] {
+        let (host, disk) = (host(), SimDisk::new());
+        let store = sim(&host, &disk, Settings { reserve_bytes: RESERVE, ..small() }).await;
+        store.put_bytes(content(size, 0), soon()).await.unwrap();
+        // Others write.
+        disk.capacity(Some(disk_used(&disk) + RESERVE));
+        let mut more = 1;
+        let refused = loop {
+            match store.put_bytes(content(size, more), soon()).await {
+                Ok(_) => more += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused, StorageError::Full);
+        let left = disk.free_space().unwrap();
+        assert!(left > RESERVE * 2 / 3, "{left} bytes left after {more} objects of {size}");
+        host.shutdown().await;
+    }
+}
+
 /// The disk is full in the middle of a write: no word of warning, some bytes get there and the rest does not.
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_fills_up_in_the_middle_of_a_write_loses_only_that_write() {

@@ -6,7 +6,6 @@
 //! others from being heard: when there is no more room, whoever spoke alone about most publishers loses one of those.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
     time::Duration,
@@ -14,41 +13,41 @@ use std::{
 
 use ron_core::NodeId;
 
-use super::{Summary, WINDOW};
+use super::{
+    Mark, Summary,
+    holders::{Held, Holders},
+};
 
 /// Peers that are listened to about one publisher. Those that say most are: two of them are believed.
 const VOICES_MAX: usize = 8;
 
-/// When a publisher began, and the number of a message.
-type Mark = (u64, u64);
+/// Ranges of one publisher that are remembered as told. One continues the other, but for what is said to be more than a window further:
+/// that is made up, or a node was cut off for long, and either hardly happens so often before a message comes.
+const TOLD_MAX: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Rumours {
     publishers: BTreeMap<NodeId, Rumour>,
     /// Those about whom something is waited for, by since when.
     waiting: BTreeSet<(Duration, NodeId)>,
-    /// All, oldest first, by whoever makes us remember them: the only one who spoke about them, or else they themselves.
-    held_by: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>>,
-    /// How many were ever heard of.
-    heard: u64,
+    holders: Holders,
 }
 
 #[derive(Debug)]
 struct Rumour {
-    /// The how-manieth that was heard of, and who makes us remember it.
-    place: u64,
-    holder: NodeId,
+    held: Held,
     /// The highest that each peer says there is.
     voices: BTreeMap<NodeId, Mark>,
     /// What is believed and not here, and since when.
     waiting: Option<(Mark, Duration)>,
-    /// What was told as missing: of which beginning, from where, and up to where.
-    told: Option<(u64, u64, u64)>,
+    /// What was told as missing and is above all that came: of which beginning, from where, and up to where, in order and
+    /// apart from each other.
+    told: Vec<(u64, u64, u64)>,
 }
 
 impl Rumour {
-    fn new(place: u64, holder: NodeId) -> Self {
-        Rumour { place, holder, voices: BTreeMap::new(), waiting: None, told: None }
+    fn new(held: Held) -> Self {
+        Rumour { held, voices: BTreeMap::new(), waiting: None, told: Vec::new() }
     }
 
     fn hear(&mut self, from: NodeId, mark: Mark) {
@@ -69,7 +68,7 @@ impl Rumour {
     }
 
     fn was_told(&self, (since, high): Mark) -> bool {
-        self.told.is_some_and(|(began, from, to)| began == since && (from..=to).contains(&high))
+        self.told.iter().any(|(began, from, to)| *began == since && (*from..=*to).contains(&high))
     }
 }
 
@@ -90,12 +89,10 @@ impl Rumours {
                 return;
             }
             while self.publishers.len() >= most {
-                self.make_room();
+                let one = self.holders.dispensable().expect("each that is remembered is held by somebody");
+                self.forget(&one);
             }
-            self.heard += 1;
-            let new = Rumour::new(self.heard, from);
-            self.held_by.entry(from).or_default().insert((new.place, publisher));
-            self.publishers.insert(publisher, new);
+            self.publishers.insert(publisher, Rumour::new(self.holders.hold(publisher, from)));
         }
         let Some(rumour) = self.publishers.get_mut(&publisher) else { return };
         rumour.hear(from, mark);
@@ -106,11 +103,9 @@ impl Rumours {
             self.waiting.insert((since, publisher));
         }
         // One may be made up. More than that would be made up about this very publisher.
-        let is_alone = rumour.voices.len() == 1 && rumour.waiting.is_none() && rumour.told.is_none();
-        if !is_alone && rumour.holder != publisher {
-            let (holder, place) = (std::mem::replace(&mut rumour.holder, publisher), rumour.place);
-            self.let_go(holder, place, publisher);
-            self.held_by.entry(publisher).or_default().insert((place, publisher));
+        let is_alone = rumour.voices.len() == 1 && rumour.waiting.is_none() && rumour.told.is_empty();
+        if !is_alone {
+            self.holders.confirm(publisher, &mut rumour.held);
         }
     }
 
@@ -130,28 +125,41 @@ impl Rumours {
     /// These numbers of a publisher were told as missing.
     pub(super) fn on_told(&mut self, publisher: &NodeId, since: u64, seqs: &RangeInclusive<u64>) {
         let Some(rumour) = self.publishers.get_mut(publisher) else { return };
-        let (from, to) = (*seqs.start(), *seqs.end());
+        let (mut from, mut to) = (*seqs.start(), *seqs.end());
         // What touches what was told before is one with it.
-        let before = rumour.told.filter(|told| told.0 == since && told.1 <= to + 1 && from <= told.2 + 1);
-        rumour.told =
-            Some(before.map_or((since, from, to), |told| (since, from.min(told.1), to.max(told.2))));
+        rumour.told.retain(|(began, low, high)| {
+            let is_apart = *began != since || *high + 1 < from || to + 1 < *low;
+            if !is_apart {
+                (from, to) = (from.min(*low), to.max(*high));
+            }
+            is_apart
+        });
+        // The lowest is the next to be a hole, and the highest is what a liar makes up.
+        rumour.told.truncate(TOLD_MAX - 1);
+        rumour.told.push((since, from, to));
+        rumour.told.sort_unstable();
     }
 
-    /// Those of these numbers that were not told as missing, below and above those that were.
+    /// Those of these numbers that were not told as missing.
     pub(super) fn untold(
         &self,
         publisher: &NodeId,
         since: u64,
         seqs: RangeInclusive<u64>,
-    ) -> impl Iterator<Item = RangeInclusive<u64>> + use<> {
-        let told = self.publishers.get(publisher).and_then(|rumour| rumour.told);
-        let told =
-            told.filter(|(began, from, to)| *began == since && from <= seqs.end() && seqs.start() <= to);
-        let (low, high) = match told {
-            Some((_, from, to)) => (*seqs.start()..=from - 1, Some(to + 1..=*seqs.end())),
-            None => (seqs, None),
-        };
-        [Some(low), high].into_iter().flatten().filter(|seqs| !seqs.is_empty())
+    ) -> Vec<RangeInclusive<u64>> {
+        let (mut next, last) = seqs.into_inner();
+        let told = self.publishers.get(publisher).map_or(&[][..], |rumour| &rumour.told[..]);
+        let mut untold = Vec::new();
+        for (_, from, to) in told.iter().filter(|(began, from, _)| *began == since && *from <= last) {
+            if next < *from {
+                untold.push(next..=*from - 1);
+            }
+            next = next.max(*to + 1);
+        }
+        if next <= last {
+            untold.push(next..=last);
+        }
+        untold
     }
 
     /// Since when something is waited for.
@@ -166,35 +174,23 @@ impl Rumours {
             self.waiting.remove(&(since, *publisher));
         }
         rumour.voices.retain(|_, said| *said > mark);
-        // What was told must not be told again as a hole, so it is remembered for as long as it can be one.
-        let is_past =
-            |(since, _, to): (u64, u64, u64)| since < mark.0 || since == mark.0 && to + WINDOW < mark.1;
-        if rumour.voices.is_empty() && rumour.waiting.is_none() && rumour.told.is_none_or(is_past) {
+        // Below it a hole was opened for what was not told.
+        rumour.told.retain_mut(|(since, from, to)| {
+            if *since == mark.0 {
+                *from = (*from).max(mark.1 + 1);
+            }
+            *since >= mark.0 && from <= to
+        });
+        if rumour.voices.is_empty() && rumour.waiting.is_none() && rumour.told.is_empty() {
             self.forget(publisher);
         }
     }
 
-    /// Forgets the oldest that is remembered because of the peer that makes us remember most.
-    fn make_room(&mut self) {
-        let most = self.held_by.values().max_by_key(|held| (held.len(), held.first().map(Reverse)));
-        let oldest = most.and_then(BTreeSet::first).map(|(_, publisher)| *publisher);
-        let oldest = oldest.expect("each that is remembered is held by somebody");
-        self.forget(&oldest);
-    }
-
     fn forget(&mut self, publisher: &NodeId) {
         let Some(rumour) = self.publishers.remove(publisher) else { return };
-        self.let_go(rumour.holder, rumour.place, *publisher);
+        self.holders.let_go(publisher, rumour.held);
         if let Some((_, since)) = rumour.waiting {
             self.waiting.remove(&(since, *publisher));
-        }
-    }
-
-    fn let_go(&mut self, holder: NodeId, place: u64, publisher: NodeId) {
-        let Some(held) = self.held_by.get_mut(&holder) else { return };
-        held.remove(&(place, publisher));
-        if held.is_empty() {
-            self.held_by.remove(&holder);
         }
     }
 }
@@ -250,11 +246,7 @@ mod tests {
                 prop_assert!(all.len() <= 8);
                 let waiting = all.iter().filter_map(|(id, rumour)| Some((rumour.waiting?.1, *id)));
                 prop_assert_eq!(&waiting.collect::<BTreeSet<_>>(), &rumours.waiting);
-                let mut held: BTreeMap<NodeId, BTreeSet<(u64, NodeId)>> = BTreeMap::new();
-                for (id, rumour) in all {
-                    held.entry(rumour.holder).or_default().insert((rumour.place, *id));
-                }
-                prop_assert_eq!(&held, &rumours.held_by);
+                prop_assert!(rumours.holders.are(all.iter().map(|(id, rumour)| (*id, rumour.held))));
             }
         }
     }
