@@ -38,6 +38,32 @@ const SIGNED_PREFIX: &[u8] = b"ron/sign/1";
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
+/// What a key of small order can look like, but for its sign: eight points have an order that divides eight, and five second
+/// coordinates: 0, 1, -1 and two of order eight. Only 0 and 1 are small enough to be written with the prime of the field added
+/// to them as well. To look here is a thousandth of what it costs to find the point and double it.
+const SMALL_ORDER: [[u8; KEY_BYTES]; 7] = [
+    little_endian(0, 0, 0),
+    little_endian(1, 0, 0),
+    little_endian(0xec, 0xff, 0x7f),
+    little_endian(0xed, 0xff, 0x7f),
+    little_endian(0xee, 0xff, 0x7f),
+    [
+        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98, 0xf0, 0xd5,
+        0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53, 0xfc, 0x05,
+    ],
+    [
+        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67, 0x0f, 0x2a,
+        0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac, 0x03, 0x7a,
+    ],
+];
+
+const fn little_endian(first: u8, between: u8, last: u8) -> [u8; KEY_BYTES] {
+    let mut bytes = [between; KEY_BYTES];
+    bytes[0] = first;
+    bytes[KEY_BYTES - 1] = last;
+    bytes
+}
+
 /// Names a fresh temporary file may collide with before we give up: with 64 random bits, one is already unlikely.
 const TEMP_NAMES_TRIED: u32 = 4;
 
@@ -224,7 +250,10 @@ impl PublicKey {
 
     /// Whether anyone can sign for this key, because it generates next to nothing.
     pub(super) fn has_small_order(&self) -> bool {
-        VerifyingKey::from_bytes(&self.0).is_ok_and(|key| key.is_weak())
+        let mut y = self.0;
+        // The highest bit is the sign of the other coordinate.
+        y[31] &= 0x7f;
+        SMALL_ORDER.contains(&y)
     }
 }
 
@@ -580,6 +609,30 @@ mod tests {
         assert_eq!(verdict, Err(SignatureError::BadSignature));
         let off_curve = PublicKey::from_bytes([2; 32]).verify_strict("d", b"m", &Signature([0; 64]));
         assert_eq!(off_curve, Err(SignatureError::BadKey));
+    }
+
+    /// The list against the arithmetic: for what is on it, for what is next to that, and for keys of nodes.
+    #[test]
+    fn a_key_of_small_order_is_known_by_its_looks() {
+        let check = |mut bytes: [u8; 32]| {
+            for sign in [0, 0x80] {
+                bytes[31] = bytes[31] & 0x7f | sign;
+                let is_weak = VerifyingKey::from_bytes(&bytes).is_ok_and(|key| key.is_weak());
+                assert_eq!(PublicKey(bytes).has_small_order(), is_weak, "{bytes:02x?}");
+            }
+        };
+        SMALL_ORDER.into_iter().for_each(check);
+        for first in 0..=0xff {
+            check(little_endian(first, 0, 0));
+            check(little_endian(first, 0xff, 0x7f));
+            check(*Identity::from_seed(&[first; 32]).public_key().as_bytes());
+        }
+        let eighth = SMALL_ORDER[5..].iter().flat_map(|y| (0..256).map(move |bit| (y, bit)));
+        for (y, bit) in eighth {
+            let mut beside = *y;
+            beside[bit / 8] ^= 1 << (bit % 8);
+            check(beside);
+        }
     }
 
     /// RFC 8032, section 7.1, test 1: the same key for the same seed as everyone else.

@@ -43,6 +43,9 @@ const KEEPALIVE_PROBE: Duration = Duration::from_secs(10);
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
+/// Whether a connection that is accepted has what its listener was told.
+const INHERITED: bool = cfg!(target_os = "linux");
+
 /// An ed25519 key as a SubjectPublicKeyInfo is these bytes and the key (RFC 8410).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
@@ -146,7 +149,7 @@ impl TcpTls {
     async fn connect(&self, addr: SocketAddr, peer: NodeId, alpn: &'static str) -> Result<Link, NetError> {
         let unreachable = |error: io::Error| NetError::unreachable(addr, &error);
         let tcp = TcpStream::connect(addr).await.map_err(unreachable)?;
-        tune(&tcp).map_err(unreachable)?;
+        tune(&SockRef::from(&tcp)).map_err(unreachable)?;
         let config = self.handshakes.to(peer, alpn);
         let stream = TlsConnector::from(config).connect(nameless(addr), tcp).await;
         let stream = stream.map_err(|error| io_refusal(&error, alpn))?;
@@ -191,6 +194,10 @@ fn bind(addr: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
         // So that `[::]` and `0.0.0.0` can both be listened on, whatever the system's default.
         socket.set_only_v6(true)?;
     }
+    // On Linux what is accepted begins with it, which saves six system calls a connection.
+    if INHERITED {
+        tune(&SockRef::from(&socket))?;
+    }
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
     socket.listen(BACKLOG)?;
@@ -200,9 +207,8 @@ fn bind(addr: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 }
 
 /// Small frames go out at once, and a peer that vanished is noticed.
-fn tune(tcp: &TcpStream) -> io::Result<()> {
-    tcp.set_nodelay(true)?;
-    let socket = SockRef::from(tcp);
+fn tune(socket: &SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_PROBE).with_retries(3);
     socket.set_tcp_keepalive(&keepalive)?;
     // While data waits for its acknowledgement there are no probes, and the system would try for a quarter of an hour.
@@ -246,7 +252,9 @@ struct TcpTlsIncoming {
 impl TcpTlsIncoming {
     async fn run(self, protocols: &[&'static str]) -> Result<Link, NetError> {
         let TcpTlsIncoming { tcp, remote, handshakes } = self;
-        tune(&tcp).map_err(|error| NetError::Handshake { message: error.to_string() })?;
+        if !INHERITED {
+            tune(&SockRef::from(&tcp)).map_err(|error| NetError::Handshake { message: error.to_string() })?;
+        }
         let stream = TlsAcceptor::from(handshakes.from(protocols)).accept(tcp).await;
         let mut stream = stream.map_err(|error| io_refusal(&error, "any"))?;
         let session = stream.get_ref().1;
@@ -486,6 +494,28 @@ mod tests {
         let identity = Identity::from_seed(&[seed; 32]);
         let transport = TcpTls::new(&identity, KeyPolicy::default()).expect("the library's own defaults");
         (identity, transport)
+    }
+
+    /// Without them small frames wait for each other, and a link to a machine that is gone stays.
+    #[tokio::test]
+    async fn both_ends_notice_a_peer_that_vanished() {
+        let (listener, addr) = bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let (dialled, accepted) = tokio::join!(TcpStream::connect(addr), listener.accept());
+        let (dialled, (accepted, _)) = (dialled.unwrap(), accepted.unwrap());
+        tune(&SockRef::from(&dialled)).unwrap();
+        if !INHERITED {
+            tune(&SockRef::from(&accepted)).unwrap();
+        }
+        for end in [SockRef::from(&dialled), SockRef::from(&accepted)] {
+            assert!(end.tcp_nodelay().unwrap() && end.keepalive().unwrap());
+            #[cfg(target_os = "linux")]
+            {
+                assert_eq!(end.tcp_keepalive_time().unwrap(), KEEPALIVE);
+                assert_eq!(end.tcp_keepalive_interval().unwrap(), KEEPALIVE_PROBE);
+                assert_eq!(end.tcp_keepalive_retries().unwrap(), 3);
+                assert_eq!(end.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED_MAX));
+            }
+        }
     }
 
     /// What the accepting end says of a client with this configuration.
