@@ -18,7 +18,7 @@ use crate::{
         signed::ProviderRecord,
         sweep::{Region, Sweep},
         table::K,
-        wire::{Answer, Outcome, Request, batches},
+        wire::{Answer, RecordOutcome, Request, batches},
     },
     metrics::{PROVIDE_LAG, PROVIDED},
     node::Node,
@@ -347,8 +347,8 @@ impl Node {
                     let mut skipped = Vec::new();
                     for (at, result) in parcel.keys.iter().zip(&results) {
                         match result {
-                            Outcome::Kept => kept[*at] += 1,
-                            Outcome::Skipped => skipped.push(*at),
+                            RecordOutcome::Kept => kept[*at] += 1,
+                            RecordOutcome::Skipped => skipped.push(*at),
                             _ => {}
                         }
                     }

@@ -10,7 +10,7 @@ use ron_core::{
 };
 use ron_dht::{
     Builder, Dht, ProviderRecord, Settings,
-    network::{Answer, Outcome, Request, Sender, Served, Want},
+    network::{Answer, RecordOutcome, Request, Sender, Served, Want},
 };
 
 use super::world::{Counts, START, World, host, key, soon};
@@ -23,7 +23,7 @@ fn durable(disk: &SimDisk) -> Builder {
 }
 
 /// Asks a node to keep somebody's record for a key, as a peer would.
-async fn give(world: &World, dht: &Dht, number: u64) -> Outcome {
+async fn give(world: &World, dht: &Dht, number: u64) -> RecordOutcome {
     let stranger = Identity::from_seed(&[9; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
     let record = ProviderRecord::sign(&stranger, key(number), &addrs, 1, world.unix(), 2 * HOUR);
@@ -62,7 +62,7 @@ async fn crash(first: Supervisor, dht: Dht, disk: &SimDisk, style: CrashStyle) {
 async fn records_and_schedule_are_there_after_a_restart() {
     let (world, disk, first) = (World::of(60), SimDisk::new(), host());
     let dht = world.node(1000, &first, durable(&disk)).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     dht.provide(key(7), soon()).await.unwrap();
     dht.provide(key(8), soon()).await.unwrap();
     dht.withdraw(key(8), soon()).await.unwrap();
@@ -120,7 +120,7 @@ async fn kept_means_durable_whenever_the_crash_comes() {
         let dht = world.node(1000, &first, durable(&disk)).await;
         let mut kept = Vec::new();
         for number in 0..20 {
-            if give(&world, &dht, number).await == Outcome::Kept {
+            if give(&world, &dht, number).await == RecordOutcome::Kept {
                 kept.push(number);
             }
         }
@@ -143,17 +143,17 @@ async fn kept_means_durable_whenever_the_crash_comes() {
 async fn what_the_disk_did_not_take_is_not_said_to_be_kept() {
     let (world, disk, first) = (World::of(40), SimDisk::new(), host());
     let dht = world.node(1000, &first, durable(&disk)).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     disk.capacity(Some(used(&disk)));
     let mut number = 2;
-    while give(&world, &dht, number).await == Outcome::Kept {
+    while give(&world, &dht, number).await == RecordOutcome::Kept {
         number += 1;
     }
-    assert_eq!(give(&world, &dht, number).await, Outcome::Skipped);
+    assert_eq!(give(&world, &dht, number).await, RecordOutcome::Skipped);
     assert!(!dht.ready().writes, "{:?}", dht.ready());
     disk.capacity(None);
     tokio::time::sleep(Duration::from_secs(200)).await;
-    assert_eq!(give(&world, &dht, number).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, number).await, RecordOutcome::Kept);
     assert!(dht.ready().writes, "{:?}", dht.ready());
     crash(first, dht, &disk, CrashStyle::LoseUnsynced).await;
     let second = host();
@@ -175,7 +175,7 @@ async fn the_journal_does_not_grow_for_ever() {
         for who in 0..3 {
             let records = (0..10).map(|what| signed(who, what, round)).collect();
             let answer = world.ask(dht.node_id(), super::world::id(1), Request::Provide { records }).await;
-            assert_eq!(answer.unwrap(), Answer::Provided { results: vec![Outcome::Kept; 10] });
+            assert_eq!(answer.unwrap(), Answer::Provided { results: vec![RecordOutcome::Kept; 10] });
         }
         tokio::time::sleep(Duration::from_secs(100)).await;
         largest = largest.max(used(&disk));
@@ -229,7 +229,7 @@ async fn a_real_directory_does_as_well() {
     let counts = Counts::new();
     let first = Supervisor::new("first");
     let dht = world.node(1000, &first, open().metrics(counts.metrics())).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     dht.provide(key(7), soon()).await.unwrap();
     // Two nodes in one directory would undo each other's words.
     let twice = world.start(1001, &first, open()).await.unwrap_err();
