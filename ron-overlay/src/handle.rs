@@ -296,11 +296,12 @@ impl fmt::Debug for Builder {
 /// A node of the overlay. Cloning shares it; dropping the last clone asks it to stop.
 #[derive(Clone)]
 pub struct Overlay {
+    /// Before the node, so that nobody asks it how full it is while it goes.
+    _full: Arc<[[ReadyGate; 2]]>,
+    _links_full: Arc<ReadyGate>,
     pub(crate) node: Arc<Node>,
     group: Supervisor,
     pub(crate) subscriptions: MemoryBudget,
-    _full: Arc<[[ReadyGate; 2]]>,
-    _links_full: Arc<ReadyGate>,
 }
 
 impl Overlay {
