@@ -250,6 +250,44 @@ impl World {
         to: ron_core::NodeId,
         from: ron_core::NodeId,
         request: Request,
+/// After a power cut a node without a seed that lives was back before its network: it asked each of those that it had known
+/// once, found nobody, and stayed alone for good.
+#[tokio::test(start_paused = true)]
+async fn whom_it_knew_is_asked_until_somebody_is_back() {
+    let (world, disk, first) = (World::of(60), SimDisk::new(), host());
+    world.node(1000, &first, durable(&disk)).await;
+    first.shutdown().await;
+    world.silence(world.peers());
+    let second = host();
+    let dht = world.start(1000, &second, durable(&disk)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(dht.peers().is_empty() && !dht.ready().reads);
+    let seeds: Vec<_> = world.peers().into_iter().take(4).collect();
+    world.silence_only(seeds);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(dht.peers().len() > 20 && dht.ready().reads, "{}", dht.peers().len());
+    second.shutdown().await;
+}
+
+/// A node that had lost everybody tried the same thirty-two of its table again and again, and those may be the ones that are
+/// gone for good.
+#[tokio::test(start_paused = true)]
+async fn who_is_left_alone_tries_all_of_its_table_in_time() {
+    let (world, host) = (World::of(100), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    let table: Vec<_> = dht.peers().into_iter().map(|peer| peer.contact.id).collect();
+    assert!(table.len() > 40, "{}", table.len());
+    world.silence(world.peers());
+    tokio::time::sleep(2 * HOUR).await;
+    assert!(!dht.ready().reads, "{:?}", dht.ready());
+    let back: Vec<_> = dht.peers().into_iter().map(|peer| peer.contact.id).skip(32).collect();
+    let seeds = world.peers().into_iter().take(4).collect::<Vec<_>>();
+    world.silence_only(world.peers().into_iter().filter(|id| seeds.contains(id) || !back.contains(id)));
+    tokio::time::sleep(HOUR).await;
+    assert!(dht.ready().reads, "{:?}", dht.ready());
+    host.shutdown().await;
+}
+
     ) -> Result<Answer, ron_core::net::rpc::Fault> {
         let answers = self.real(&to).upgrade().expect("it runs");
         let sender = Sender { id: from, ip: [10, 9, 9, 9].into() };

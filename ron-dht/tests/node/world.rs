@@ -150,6 +150,11 @@ impl World {
         self.state().silent.extend(peers);
     }
 
+    /// Nobody but these is silent from now on.
+    pub(crate) fn silence_only(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().silent = peers.into_iter().collect();
+    }
+
     pub(crate) fn busy(&self, times: usize) {
         let mut state = self.state();
         let peers = state.peers.clone();
