@@ -9,8 +9,8 @@ use ron_core::{
     sim::{CrashStyle, SimDisk},
 };
 use ron_dht::{
-    Builder, Dht, ProviderRecord, Settings,
-    network::{Answer, RecordOutcome, Request, Sender, Served, Want},
+    Builder, Dht, ProviderRecord, Settings, Value,
+    network::{Answer, Put, RecordOutcome, Request, Sender, Served, Want},
 };
 
 use super::world::{Counts, START, World, host, key, soon};
@@ -189,6 +189,35 @@ async fn the_journal_does_not_grow_for_ever() {
     second.shutdown().await;
 }
 
+/// A store that was to be written anew on a disk without the room for it wrote as much of itself as there was room for, every
+/// minute, until the disk was full and nothing was kept any more.
+#[tokio::test(start_paused = true)]
+async fn the_store_is_written_anew_only_where_there_is_room() {
+    let (world, disk, host) = (World::of(40), SimDisk::new(), host());
+    let dht = world.node(1000, &host, durable(&disk)).await;
+    for seq in 1..=4 {
+        for who in 0..150 {
+            let owner = Identity::from_seed(&[who; 32]);
+            let value = Value::mutable(&owner, b"", seq, &[who; 16_000], 2 * HOUR).unwrap();
+            let put = Put { value: value.encoded().clone(), expected: None };
+            let answer =
+                world.ask(dht.node_id(), owner.node_id(), Request::Store { values: vec![put] }).await;
+            assert_eq!(answer.unwrap(), Answer::Stored { results: vec![RecordOutcome::Kept] });
+        }
+    }
+    let before = used(&disk);
+    assert!(before > 9_000_000, "{before}");
+    // Of the 2.4 MB that are needed there is more than a piece, and less than all.
+    disk.capacity(Some(before + 1_500_000));
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(disk.used(), before);
+    assert!(dht.ready().writes, "{:?}", dht.ready());
+    disk.capacity(None);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(disk.used() < before / 2, "{}", disk.used());
+    host.shutdown().await;
+}
+
 fn signed(who: u8, what: u64, seq: u64) -> bytes::Bytes {
     let addrs = ["10.9.9.9:1".parse().unwrap()];
     let record =
@@ -221,35 +250,6 @@ async fn whom_it_knew_is_asked_first_after_a_restart() {
     assert!(disk.bytes(path).is_some(), "an empty table does not replace what is there");
 }
 
-#[tokio::test]
-async fn a_real_directory_does_as_well() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::of(30);
-    let open = || -> Builder { Dht::builder().data(Arc::new(RealDisk::open(dir.path()).unwrap()), "dht") };
-    let counts = Counts::new();
-    let first = Supervisor::new("first");
-    let dht = world.node(1000, &first, open().metrics(counts.metrics())).await;
-    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
-    dht.provide(key(7), soon()).await.unwrap();
-    // Two nodes in one directory would undo each other's words.
-    let twice = world.start(1001, &first, open()).await.unwrap_err();
-    assert!(matches!(twice, ron_dht::DhtError::Store { .. }), "{twice:?}");
-    first.shutdown().await;
-    assert_eq!(counts.get("tasks_spawned_total{kind=\"store_writer\"}"), 1);
-    let second = Supervisor::new("second");
-    let dht = world.node(1000, &second, open()).await;
-    assert!(has(&world, &dht, 1).await);
-    assert_eq!(dht.status().provided, 1);
-    second.shutdown().await;
-}
-
-impl World {
-    /// Asks a real node something in another's name.
-    pub(crate) async fn ask(
-        &self,
-        to: ron_core::NodeId,
-        from: ron_core::NodeId,
-        request: Request,
 /// After a power cut a node without a seed that lives was back before its network: it asked each of those that it had known
 /// once, found nobody, and stayed alone for good.
 #[tokio::test(start_paused = true)]
@@ -288,6 +288,35 @@ async fn who_is_left_alone_tries_all_of_its_table_in_time() {
     host.shutdown().await;
 }
 
+#[tokio::test]
+async fn a_real_directory_does_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::of(30);
+    let open = || -> Builder { Dht::builder().data(Arc::new(RealDisk::open(dir.path()).unwrap()), "dht") };
+    let counts = Counts::new();
+    let first = Supervisor::new("first");
+    let dht = world.node(1000, &first, open().metrics(counts.metrics())).await;
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
+    dht.provide(key(7), soon()).await.unwrap();
+    // Two nodes in one directory would undo each other's words.
+    let twice = world.start(1001, &first, open()).await.unwrap_err();
+    assert!(matches!(twice, ron_dht::DhtError::Store { .. }), "{twice:?}");
+    first.shutdown().await;
+    assert_eq!(counts.get("tasks_spawned_total{kind=\"store_writer\"}"), 1);
+    let second = Supervisor::new("second");
+    let dht = world.node(1000, &second, open()).await;
+    assert!(has(&world, &dht, 1).await);
+    assert_eq!(dht.status().provided, 1);
+    second.shutdown().await;
+}
+
+impl World {
+    /// Asks a real node something in another's name.
+    pub(crate) async fn ask(
+        &self,
+        to: ron_core::NodeId,
+        from: ron_core::NodeId,
+        request: Request,
     ) -> Result<Answer, ron_core::net::rpc::Fault> {
         let answers = self.real(&to).upgrade().expect("it runs");
         let sender = Sender { id: from, ip: [10, 9, 9, 9].into() };
