@@ -19,6 +19,9 @@ use crate::{
 
 /// How long a node that waits for neighbours pauses between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// What is left for the last try of whoever waits for room: a call of the engine takes no longer, unless that is busy.
+const LAST_TRY: Duration = Duration::from_millis(5);
+
 
 /// What a topic is to this node.
 #[derive(Clone)]
@@ -244,7 +247,8 @@ impl Topic {
     /// Publishes a message as soon as there is room for it. Dropping the future before it is taken up publishes nothing.
     ///
     /// # Errors
-    /// [`OverlayError::Backpressure`] if there was no room until the deadline; else as [`publish`](Self::publish).
+    /// [`OverlayError::Backpressure`] if there was no room until the deadline, or a few milliseconds before it; else as
+    /// [`publish`](Self::publish).
     pub async fn publish_when_free(
         &self,
         payload: impl Into<Bytes>,
@@ -254,12 +258,15 @@ impl Topic {
         loop {
             match self.publish(payload.clone(), deadline).await {
                 Err(OverlayError::Busy { what, retry_after }) => {
-                    if deadline.remaining() <= retry_after {
+                    let left = deadline.remaining();
+                    if left <= LAST_TRY {
                         self.overlay.node.metrics.tally(BACKPRESSURE, "deadline").add(1);
                         tokio::time::sleep_until(deadline.instant()).await;
                         return Err(OverlayError::Backpressure { what });
                     }
-                    tokio::time::sleep(retry_after).await;
+                    // The pause is when there is likely to be room, and there may be some before: a caller with less time
+                    // than that tries once more at its end.
+                    tokio::time::sleep(retry_after.min(left - LAST_TRY)).await;
                 }
                 done => return done,
             }
