@@ -169,7 +169,6 @@ pub use error::OverlayError;
 pub use handle::{ALPN, Builder, Event, Overlay, QueueStatus};
 pub use logic::{
     gossip::{Counts, GossipSettings},
-    lanes::Overflow,
     message::{Author, Message, MessageId, TopicId},
     parts::PartsSettings,
     publishers::{Gap, Serial},
@@ -178,7 +177,10 @@ pub use logic::{
     trees::TreeSettings,
     view::ViewSettings,
 };
-pub use ron_core::net::{Contact, ContactError};
+pub use ron_core::{
+    Overflow,
+    net::{Contact, ContactError},
+};
 pub use session::PeerStatus;
 pub use settings::{PeerSettings, Settings};
 pub use source::PeerSource;

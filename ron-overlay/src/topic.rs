@@ -3,14 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{CallError, Capacity, Deadline, NodeId};
+use ron_core::{CallError, Capacity, Deadline, NodeId, Overflow};
 
 use crate::{
     Contact, Overlay, OverlayError, Settings, Subscription, Validator,
     engine::Command,
     logic::{
         gossip::Counts,
-        lanes::Overflow,
         message::{MessageId, TopicId},
     },
     metrics::BACKPRESSURE,
