@@ -139,7 +139,7 @@ pub use ready::{Affects, GateStatus, Ready, ReadyGate, ReadyStatus};
 pub use retry::{Retry, RetryBudget};
 pub use shutdown::{Phase, Stop, StopHook, Stopped};
 pub use snapshot::{Snapshot, Watch};
-pub use supervisor::{Builder, Fatal, Restart, Spawner, Supervisor, Task, TaskEnd, TaskOutput};
+pub use supervisor::{Fatal, Restart, Spawner, Supervisor, SupervisorBuilder, Task, TaskEnd, TaskOutput};
 
 /// What this crate may bring to a running program: its queues, tasks and locks. Each crate of the family has one.
 #[must_use]
