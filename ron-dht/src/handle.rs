@@ -783,6 +783,7 @@ type Searching = BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>;
 /// Providers as they are found.
 pub struct Found {
     inbox: Inbox<Provider>,
+#[must_use = "nothing is searched for until `next` is called"]
     /// What there was no room for while the search ran.
     late: std::vec::IntoIter<Provider>,
     search: Option<Searching>,

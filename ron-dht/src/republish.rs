@@ -75,6 +75,7 @@ pub struct ProvideProgress {
 }
 
 /// Many keys on their way to those who keep them. Dropping it stops that; the keys stay ours.
+#[must_use = "nothing is published until `next` is called; the republisher comes to the keys only in its turn"]
 pub struct ProvideMany {
     pub(crate) progress: Watch<ProvideProgress>,
     pub(crate) work: Option<BoxFuture<'static, Result<(), DhtError>>>,
