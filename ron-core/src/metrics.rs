@@ -38,9 +38,10 @@ pub enum Counter {
     TasksSpawned,
     /// Tasks that have ended, however they did: what was started and has not ended runs.
     TasksEnded,
-    /// Tasks that ended by themselves after being asked to stop, and jobs given up by their caller.
+    /// Tasks that ended by themselves after being asked to stop or were refused because it had stopped, and jobs given up by
+    /// their caller.
     TasksCanceled,
-    /// Tasks cut off at the drain deadline.
+    /// Tasks cut off, at the drain deadline or by `Task::abort`.
     TasksAborted,
     /// Panics caught in tasks and jobs.
     TasksPanicked,

@@ -113,7 +113,7 @@ pub struct Status {
     pub record_bytes: usize,
     /// Keys that this node provides.
     pub provided: usize,
-    /// For how long the longest overdue of them has been waiting to be said again.
+    /// How long the most overdue of those keys has been waiting to be published again.
     pub provide_lag: Duration,
     /// Searches that wait for a worker.
     pub waiting: usize,
@@ -163,10 +163,10 @@ impl Builder {
         self
     }
 
-    /// Keeps records, the schedule of our own keys and whom to try first after a restart in directory `path` of `disk`,
-    /// usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`]. What is said to be kept is then on disk. In memory
-    /// only without it. A node that comes back at another address says all its keys again at once, since nobody would
-    /// reach it by what it said before.
+    /// Keeps records, the schedule for publishing our own keys, and the contacts to try first after a restart in directory
+    /// `path` of `disk`, usually `Arc::new(RealDisk::open(dir)?)` of [`ron_core::disk`]. A peer is then told `Kept` only
+    /// once the record is on disk. Without it, everything is in memory only. A node that restarts at another address
+    /// publishes all its keys again at once, because the old records name the old address.
     #[must_use]
     pub fn data(mut self, disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         self.data = Some((disk, path.into()));
@@ -382,12 +382,13 @@ impl Dht {
         Ok(Closest { peers: verdict.closest.clone(), verdict })
     }
 
-    /// Those who provide `key`, as they are found: the first usually long before the search is over. It ends when
-    /// `enough` were found, or everybody near the key was asked, or the deadline passed; [`Found::verdict`] says which.
-    /// What this node keeps for others comes first and ends nothing, since anybody may have sent it; only its own word
-    /// counts like an answer. No answer counts for more than half of what is wanted, of more than one, so that no peer
-    /// alone decides what is found. With `enough` 1 the first answer decides: ask for more where that matters. Dropping it
-    /// calls the search off.
+    /// Finds providers of `key` and yields them as answers arrive, the first usually long before the search ends. The search
+    /// begins with the first [`Found::next`]. It ends when `enough` were found, when everybody near the key was asked, or at
+    /// the deadline; [`Found::verdict`] says which. Dropping the [`Found`] cancels it.
+    ///
+    /// Records that this node stores for others come first but do not count towards `enough`, since anybody may have sent
+    /// them; a record of its own does count. If `enough` is more than one, a single answer counts for at most half of it, so
+    /// that no peer alone decides the result. If it is one, the first answer decides: ask for more where that matters.
     ///
     /// # Errors
     /// [`DhtError::NotReady`] with nobody to ask. What happens later is told by [`Found::next`].
@@ -626,7 +627,8 @@ impl Dht {
         self.node.estimate.lock().nodes()
     }
 
-    /// Whether the node is ready, and if not, why.
+    /// Whether the host is ready, and if not, why: the gates of everything under the same supervisor, with this node's
+    /// `dht.*` among them. For this node alone use [`joined`](Self::joined).
     #[must_use]
     pub fn ready(&self) -> ReadyStatus {
         self.group.ready().status()
@@ -781,9 +783,9 @@ fn found_in_time<T>(op: &'static str, deadline: Deadline, found: Option<T>) -> R
 type Searching = BoxFuture<'static, Result<(Verdict, Vec<Provider>), DhtError>>;
 
 /// Providers as they are found.
+#[must_use = "nothing is searched for until `next` is called"]
 pub struct Found {
     inbox: Inbox<Provider>,
-#[must_use = "nothing is searched for until `next` is called"]
     /// What there was no room for while the search ran.
     late: std::vec::IntoIter<Provider>,
     search: Option<Searching>,

@@ -82,8 +82,8 @@ pub struct Settings {
     pub buckets_required: f64,
     /// How often a bucket that nobody searched in is refreshed. Default one hour.
     pub refresh: Duration,
-    /// How often our own records are said again; they live twice as long. Default 12 h, which is the most: nobody keeps a
-    /// record for longer than a day.
+    /// How often this node's own provider records are published again. Each is valid for twice as long. Default and maximum
+    /// 12 h, since no peer keeps a record for longer than a day.
     pub republish: Duration,
     /// Links open at once. Default 1024.
     pub sessions_max: usize,

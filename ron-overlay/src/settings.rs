@@ -81,9 +81,9 @@ pub struct Settings {
     pub ingress_lane: usize,
     /// Bytes that wait for an engine, control and gossip each. Default 64 MiB.
     pub ingress_bytes: usize,
-    /// How soon after the last time an engine looks at its words again, if there are not many. Default 2 ms, which a
-    /// message waits at most on each of its hops while the topic is busy: what comes together is worked on and sent
-    /// together. Nothing waits after a quiet moment. Zero for the least latency. Can change while running.
+    /// The shortest pause between two turns of a busy engine. Words that arrive meanwhile are worked on and sent together, so
+    /// each hop of a busy topic may add this much latency. There is no pause after a quiet moment or while a full batch
+    /// waits. Default 2 ms; zero for the least latency. Can change while running.
     pub gather: Duration,
     /// Messages that wait for a check. Default 512.
     pub checks_lane: usize,
@@ -154,8 +154,8 @@ const WITHIN_MIN: usize = 16 << 20;
 const ENGINE_MIN: usize = 2 << 20;
 
 impl Settings {
-    /// The same, but for what is held: all queues, stores and unfinished messages together at most `bytes`, with `topics`
-    /// topics. The largest message is as large as that allows, and sessions are as few. Nothing becomes more than its default.
+    /// These settings with limits lowered until all queues, stores, sessions and unfinished messages together hold at most
+    /// `bytes` with `topics` topics. That may lower the largest message and the number of sessions. No limit is raised.
     ///
     /// ```
     /// use ron_overlay::Settings;

@@ -18,9 +18,9 @@ use crate::{
 
 /// How long a node that waits for neighbours pauses between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// What is left for the last try of whoever waits for room: a call of the engine takes no longer, unless that is busy.
 const LAST_TRY: Duration = Duration::from_millis(5);
-
 
 /// What a topic is to this node.
 #[derive(Clone)]
@@ -163,14 +163,15 @@ impl TopicBuilder {
 pub struct Receipt {
     /// The name of the message.
     pub id: MessageId,
-    /// When this node began to publish, and the number of the message since then: by these two, others tell of it in a
-    /// [`Gap`](crate::Gap).
+    /// When this node's numbering of messages began, in milliseconds since 1970. With `seq` it identifies the message in a
+    /// [`Gap`](crate::Gap) that others report.
     pub since: u64,
-    /// See `since`.
+    /// The message's number in that numbering, from 1.
     pub seq: u64,
     /// Links that it was pushed over at once. The other neighbours are told of it.
     pub pushed: usize,
-    /// Neighbours in all. With none, the message waits here for half a minute, for whoever comes and asks.
+    /// Neighbours on the topic. With none, the message waits here for whoever joins and asks: about half a minute, or up to
+    /// an hour while it is this node's last.
     pub neighbours: usize,
 }
 
@@ -260,7 +261,6 @@ impl Topic {
                     let left = deadline.remaining();
                     if left <= LAST_TRY {
                         self.overlay.node.metrics.tally(BACKPRESSURE, "deadline").add(1);
-                        tokio::time::sleep_until(deadline.instant()).await;
                         return Err(OverlayError::Backpressure { what });
                     }
                     // The pause is when there is likely to be room, and there may be some before: a caller with less time
