@@ -78,6 +78,29 @@ pub struct OwnCounter {
     pub label: &'static str,
 }
 
+/// Declares the counters of one subsystem, each `NAME = name, label, help`: constants for the crate that declares them.
+///
+/// ```
+/// use ron_core::Metrics;
+///
+/// ron_core::counters! {
+///     /// What came in by the front door.
+///     GUESTS = "guests", "kind", "Guests that came, by kind";
+///     BELLS = "bells", "", "How often the bell was rung";
+/// }
+///
+/// let metrics = Metrics::default();
+/// metrics.tally(GUESTS, "invited").add(2);
+/// assert_eq!((metrics.total(GUESTS), metrics.total(BELLS)), (2, 0));
+/// ```
+#[macro_export]
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $label:literal, $help:literal;)*) => {
+        $($(#[$doc])* pub(crate) const $name: $crate::Counter =
+            $crate::Counter::Own($crate::OwnCounter { name: $text, help: $help, label: $label });)*
+    };
+}
+
 /// The declaration of a value that goes up and down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GaugeSpec {
