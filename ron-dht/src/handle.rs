@@ -222,27 +222,20 @@ impl Builder {
         self.start_on(identity, supervisor, network).await
     }
 
-    /// A server that tells others an address nobody can dial would enter no table and keep nobody's records, and neither
-    /// it nor they would say why.
+    /// A server must tell others where it is. A client tells nothing.
     fn check_told(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
         let told = if self.external.is_empty() { endpoint.local_addrs() } else { &self.external };
         if self.is_client || !self.settings.server {
             return Ok(());
         }
-        let undialable = told.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0);
-        match undialable {
-            Some(addr) => Err(ConfigError::OutOfRange {
-                key: "external",
-                value: addr.to_string(),
-                allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
-            }),
-            None if told.is_empty() => Err(ConfigError::OutOfRange {
+        if told.is_empty() {
+            return Err(ConfigError::OutOfRange {
                 key: "external",
                 value: "no address".to_owned(),
                 allowed: "an address that others can dial: listen, set external, or be a client()",
-            }),
-            None => Ok(()),
+            });
         }
+        Contact::check_external(told)
     }
 
     /// A client's contact has no address, and nobody can begin with it.

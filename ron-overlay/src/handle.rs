@@ -170,7 +170,7 @@ impl Builder {
         let Builder { external, settings, source, seed, unix, metrics } = self;
         settings.check()?;
         let addrs = if external.is_empty() { endpoint.local_addrs().to_vec() } else { external };
-        check_told(&addrs)?;
+        Contact::check_external(&addrs)?;
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("overlay", settings.drain_deadline, metrics);
         let metrics = group.metrics();
@@ -263,19 +263,6 @@ fn measured<T>(lane: &Lane<T>) -> (usize, usize) {
 
 fn sized(spec: LaneSpec, key: &'static str, items: usize) -> Result<LaneSpec, ConfigError> {
     Ok(spec.with_capacity(Capacity::new(key, items)?))
-}
-
-/// A node that tells others an address nobody can dial would have no neighbours but those it finds itself, and neither it
-/// nor they would say why.
-fn check_told(addrs: &[SocketAddr]) -> Result<(), ConfigError> {
-    match addrs.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0) {
-        Some(addr) => Err(ConfigError::OutOfRange {
-            key: "external",
-            value: addr.to_string(),
-            allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
-        }),
-        None => Ok(()),
-    }
 }
 
 /// The wall clock. It only tells the beginnings of publishers apart.
@@ -456,7 +443,7 @@ impl Overlay {
     /// [`OverlayError::Config`] for an address that nobody can dial, and what others are told stays as it was.
     pub fn moved(&self, addrs: impl IntoIterator<Item = SocketAddr>) -> Result<(), OverlayError> {
         let addrs: Vec<SocketAddr> = addrs.into_iter().collect();
-        check_told(&addrs)?;
+        Contact::check_external(&addrs)?;
         self.node.contact.replace(Contact { id: self.node.id, addrs: addrs.into() });
         self.node.reloads.fetch_add(1, Ordering::Release);
         Ok(())
