@@ -113,10 +113,8 @@ impl Ready {
     #[must_use]
     pub fn status(&self) -> ReadyStatus {
         let now = crate::now();
-        let probes: Vec<(u64, Probe)> =
-            self.lock().gates.iter().filter_map(|(id, gate)| Some((*id, gate.probe.clone()?))).collect();
         let reasons: Vec<(u64, Option<Cow<'static, str>>)> =
-            probes.into_iter().map(|(id, probe)| (id, probe())).collect();
+            self.probes().into_iter().map(|(id, probe)| (id, probe())).collect();
         let mut state = self.lock();
         for (id, reason) in reasons {
             if let Some(gate) = state.gates.get_mut(&id) {
@@ -128,6 +126,12 @@ impl Ready {
         let reads = gates.iter().all(|gate| gate.is_open() || gate.affects == Affects::Writes);
         let writes = gates.iter().all(GateStatus::is_open);
         ReadyStatus { reads, writes, gates }
+    }
+
+    /// The probes, with the lock given back.
+    fn probes(&self) -> Vec<(u64, Probe)> {
+        let of = |(id, gate): (&u64, &Gate)| Some((*id, gate.probe.clone()?));
+        self.lock().gates.iter().filter_map(of).collect()
     }
 
     fn add(&self, gate: Gate) -> ReadyGate {
