@@ -17,7 +17,7 @@ ron_core::counters! {
 }
 
 #[cfg(feature = "net")]
-counters! {
+ron_core::counters! {
     FETCHES = "fetches", "result", "Objects fetched from peers, by how that ended";
     FETCHED_BYTES = "fetched_bytes", "", "Verified bytes that came from peers";
     FETCH_DUPLICATE_BYTES = "fetch_duplicate_bytes", "", "Verified bytes that came from two peers";
