@@ -33,7 +33,7 @@ use ron_core::{
 };
 use ron_dht::{
     Key, ProviderRecord,
-    network::{Answer, Outcome, Request as Question},
+    network::{Answer, RecordOutcome, Request as Question},
 };
 use ron_overlay::{
     Author, Delivery, Message, Subscription, TopicId,
@@ -262,7 +262,7 @@ impl Mask {
         ProviderRecord::sign(&self.identity, key, &[self.addr], issued, issued, life)
     }
 
-    async fn tell_dht(&self, victim: u8, records: Vec<Bytes>) -> Result<Vec<Outcome>, RpcError> {
+    async fn tell_dht(&self, victim: u8, records: Vec<Bytes>) -> Result<Vec<RecordOutcome>, RpcError> {
         let Contact { id, addrs } = contact(victim);
         let (number, body) = Question::Provide { records }.encode();
         let answer = self.dht.call(id, &addrs, Method { number, name: "provide" }, body, soon()).await?;
@@ -304,7 +304,7 @@ impl Mask {
         let told = self.tell_dht(victim, records).await;
         self.told("forged records", &told);
         if let Ok(results) = told {
-            let kept = results.contains(&Outcome::Kept);
+            let kept = results.contains(&RecordOutcome::Kept);
             self.verdict.promised(!kept, || format!("{victim} keeps a record that nobody signed"));
         }
     }

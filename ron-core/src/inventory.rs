@@ -9,9 +9,10 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use crate::supervisor::Restart;
 
 /// What happens to an item that finds its queue full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Overflow {
     /// The newcomer is refused with `Busy`, or waits if its caller gave it a deadline to wait with.
+    #[default]
     RejectNewest,
     /// The oldest waiting item is dropped and counted, and the newcomer takes its place.
     ShedOldest,

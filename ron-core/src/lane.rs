@@ -78,7 +78,8 @@ impl<T: Send + 'static> Lane<T> {
     /// than the whole budget is refused.
     ///
     /// # Panics
-    /// If `spec` declares a feed.
+    /// If `spec` declares a feed, or a lane that sheds: what it shed would make room for whoever waits for the budget, and
+    /// not for the newcomer.
     #[must_use]
     pub fn open_weighed(
         spec: LaneSpec,
@@ -86,6 +87,7 @@ impl<T: Send + 'static> Lane<T> {
         budget: &MemoryBudget,
         weigh: fn(&T) -> usize,
     ) -> (Lane<T>, Inbox<T>) {
+        assert!(spec.overflow == Overflow::RejectNewest, "{} sheds, and shares a budget", spec.name);
         Self::build(spec, metrics, Some(Scales { budget: budget.clone(), weigh }))
     }
 
@@ -137,7 +139,7 @@ impl<T> Lane<T> {
     /// Queues `item` if there is room now.
     ///
     /// # Errors
-    /// [`CallError::Busy`] when full (only the budget can refuse a lane that sheds), [`CallError::Canceled`] when
+    /// [`CallError::Busy`] when full, which a lane that sheds never is, [`CallError::Canceled`] when
     /// closed. The item is dropped.
     pub fn try_push(&self, item: T) -> Result<(), CallError> {
         self.offer(item).map(drop).map_err(|(error, _)| error)
@@ -278,32 +280,19 @@ impl<T> Lane<T> {
 }
 
 impl<T> Shared<T> {
-    /// Takes the item's bytes from the budget, at the cost of older items if this lane sheds, or gives it back.
+    /// Takes the item's bytes from the budget, or gives it back.
     fn weigh_now(&self, item: T) -> Result<Parcel<T>, T> {
         let Some(Scales { budget, weigh }) = &self.scales else {
             return Ok(Parcel { item, weight: None });
         };
         let bytes = weigh(&item) as u64;
-        // What weighs nothing asks nobody. A closed lane takes nothing in: the queue says so, and nothing is shed for it.
+        // What weighs nothing asks nobody. A closed lane takes nothing in, and the queue says so.
         if bytes == 0 || self.queue.is_closed() {
             return Ok(Parcel { item, weight: None });
         }
-        if self.spec.overflow == Overflow::ShedOldest {
-            // Shed only if that makes room: others may hold the bytes.
-            let own = self.queue.sum(|parcel| parcel.weight.as_ref().map_or(0, Permit::count));
-            if own + budget.bytes() - budget.used() < bytes {
-                return Err(item);
-            }
-        }
-        loop {
-            if let Some(weight) = budget.permits().try_take(bytes) {
-                return Ok(Parcel { item, weight: Some(weight) });
-            }
-            if self.spec.overflow == Overflow::RejectNewest || bytes > budget.bytes() {
-                return Err(item);
-            }
-            let Some(shed) = self.queue.shed() else { return Err(item) };
-            self.drop_shed(shed);
+        match budget.permits().try_take(bytes) {
+            Some(weight) => Ok(Parcel { item, weight: Some(weight) }),
+            None => Err(item),
         }
     }
 

@@ -50,8 +50,7 @@
 //! # Features
 //!
 //! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, OAP/1 frames
-//! and calls between nodes; `pq`, which comes with it, puts the hybrid post-quantum key exchange first; `quic` adds links
-//! over QUIC to it, with the same identities and limits. `http` adds the module `http`, serving an axum router that slow
+//! and calls between nodes; `quic` adds links over QUIC to it, with the same identities and limits. `http` adds the module `http`, serving an axum router that slow
 //! or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network and whole nodes that fail out of one
 //! seed, for testing your own program. `planted-bugs` is for the tests of this family.
 
@@ -140,7 +139,7 @@ pub use ready::{Affects, GateStatus, Ready, ReadyGate, ReadyStatus};
 pub use retry::{Retry, RetryBudget};
 pub use shutdown::{Phase, Stop, StopHook, Stopped};
 pub use snapshot::{Snapshot, Watch};
-pub use supervisor::{Builder, Fatal, Restart, Spawner, Supervisor, Task, TaskEnd, TaskOutput};
+pub use supervisor::{Fatal, Restart, Spawner, Supervisor, SupervisorBuilder, Task, TaskEnd, TaskOutput};
 
 /// What this crate may bring to a running program: its queues, tasks and locks. Each crate of the family has one.
 #[must_use]

@@ -38,9 +38,10 @@ pub enum Counter {
     TasksSpawned,
     /// Tasks that have ended, however they did: what was started and has not ended runs.
     TasksEnded,
-    /// Tasks that ended by themselves after being asked to stop, and jobs given up by their caller.
+    /// Tasks that ended by themselves after being asked to stop or were refused because it had stopped, and jobs given up by
+    /// their caller.
     TasksCanceled,
-    /// Tasks cut off at the drain deadline.
+    /// Tasks cut off, at the drain deadline or by `Task::abort`.
     TasksAborted,
     /// Panics caught in tasks and jobs.
     TasksPanicked,
@@ -75,6 +76,29 @@ pub struct OwnCounter {
     pub help: &'static str,
     /// The name of its label; empty if it has none.
     pub label: &'static str,
+}
+
+/// Declares the counters of one subsystem, each `NAME = name, label, help`: constants for the crate that declares them.
+///
+/// ```
+/// use ron_core::Metrics;
+///
+/// ron_core::counters! {
+///     /// What came in by the front door.
+///     GUESTS = "guests", "kind", "Guests that came, by kind";
+///     BELLS = "bells", "", "How often the bell was rung";
+/// }
+///
+/// let metrics = Metrics::default();
+/// metrics.tally(GUESTS, "invited").add(2);
+/// assert_eq!((metrics.total(GUESTS), metrics.total(BELLS)), (2, 0));
+/// ```
+#[macro_export]
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $label:literal, $help:literal;)*) => {
+        $($(#[$doc])* pub(crate) const $name: $crate::Counter =
+            $crate::Counter::Own($crate::OwnCounter { name: $text, help: $help, label: $label });)*
+    };
 }
 
 /// The declaration of a value that goes up and down.

@@ -114,12 +114,6 @@ pub(crate) struct Permit {
     count: u64,
 }
 
-impl Permit {
-    pub(crate) fn count(&self) -> u64 {
-        self.count
-    }
-}
-
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.count > 0 {

@@ -7,8 +7,8 @@
 use std::{fmt, future::Future, num::NonZeroUsize, pin::pin, sync::Arc};
 
 use crate::{
-    CallError, Counter, Deadline, Inbox, Lane, LaneSpec, MemoryBudget, Ratio, Ready, ReadyGate, Reply,
-    Supervisor, Tally, TaskSpec,
+    CallError, Counter, Deadline, Lane, LaneSpec, Ratio, Ready, ReadyGate, Reply, Supervisor, Tally,
+    TaskSpec,
     lane::block_on,
     supervisor::{catch, catch_panic, drop_catching},
 };
@@ -31,7 +31,6 @@ pub struct Pool<J, R> {
 
 struct Job<J, R> {
     input: J,
-    bytes: usize,
     deadline: Deadline,
     reply: Reply<R>,
 }
@@ -46,24 +45,21 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         Fut: Future<Output = R> + Send + 'static,
     {
         let (lane, inbox) = Lane::open(spec.lane, supervisor.metrics());
-        Self::employ(supervisor, spec, lane, inbox, work)
-    }
-
-    /// Like [`start`](Pool::start), with jobs that hold bytes of a shared budget from
-    /// [`call_weighing`](Pool::call_weighing) until they are done.
-    pub fn start_weighed<F, Fut>(
-        supervisor: &Supervisor,
-        spec: PoolSpec,
-        budget: &MemoryBudget,
-        work: F,
-    ) -> Self
-    where
-        F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = R> + Send + 'static,
-    {
-        let (lane, inbox) =
-            Lane::open_weighed(spec.lane, supervisor.metrics(), budget, |job: &Job<J, R>| job.bytes);
-        Self::employ(supervisor, spec, lane, inbox, work)
+        let worker = Arc::new(Worker::new(supervisor, spec.task, work));
+        for _ in 0..spec.workers.get() {
+            let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
+            // Boxed, or every layer around the task would have room for it: four kilobytes a worker become two.
+            supervisor.spawn(spec.task, |_| {
+                Box::pin(async move {
+                    while let Some(held) = inbox.recv_held().await {
+                        // Boxed, because most workers of most pools wait most of the time, and need no room for a job.
+                        Box::pin(worker.run(held.item)).await;
+                    }
+                })
+            });
+        }
+        lane.close_on(&supervisor.stop());
+        Pool { lane }
     }
 
     /// A pool for jobs that block: every worker is a thread of its own, so that no job waits for a place on the runtime
@@ -100,55 +96,13 @@ impl<J: Send + 'static, R: Send + 'static> Pool<J, R> {
         Ok(Pool { lane })
     }
 
-    fn employ<F, Fut>(
-        supervisor: &Supervisor,
-        spec: PoolSpec,
-        lane: Lane<Job<J, R>>,
-        inbox: Inbox<Job<J, R>>,
-        work: F,
-    ) -> Self
-    where
-        F: Fn(J, Deadline) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = R> + Send + 'static,
-    {
-        let worker = Arc::new(Worker::new(supervisor, spec.task, work));
-        for _ in 0..spec.workers.get() {
-            let (worker, inbox) = (Arc::clone(&worker), inbox.clone());
-            // Boxed, or every layer around the task would have room for it: four kilobytes a worker become two.
-            supervisor.spawn(spec.task, |_| {
-                Box::pin(async move {
-                    while let Some(held) = inbox.recv_held().await {
-                        // Boxed, because most workers of most pools wait most of the time, and need no room for a job.
-                        Box::pin(worker.run(held.item)).await;
-                    }
-                })
-            });
-        }
-        lane.close_on(&supervisor.stop());
-        Pool { lane }
-    }
-
     /// Runs a job and waits for its result. Dropping the future gives the job up.
     ///
     /// # Errors
     /// `Busy` at once when the lane is full, `Timeout` at the deadline, `Panicked`, or `Canceled` when the pool stops
     /// before the job is done.
     pub async fn call(&self, op: &'static str, input: J, deadline: Deadline) -> Result<R, CallError> {
-        self.call_weighing(op, input, 0, deadline).await
-    }
-
-    /// [`call`](Pool::call) for a job that holds `bytes` of the pool's memory budget.
-    ///
-    /// # Errors
-    /// As [`call`](Pool::call), and `Busy` when the budget is spent.
-    pub async fn call_weighing(
-        &self,
-        op: &'static str,
-        input: J,
-        bytes: usize,
-        deadline: Deadline,
-    ) -> Result<R, CallError> {
-        self.lane.call(op, deadline, |reply| Job { input, bytes, deadline, reply }).await
+        self.lane.call(op, deadline, |reply| Job { input, deadline, reply }).await
     }
 
     /// Ties readiness to how full the pool's lane is, see [`Ready::watch_lane`].
@@ -204,7 +158,7 @@ impl<F> Worker<F> {
     where
         F: Fn(J, Deadline) -> R,
     {
-        let Job { input, deadline, reply, .. } = job;
+        let Job { input, deadline, reply } = job;
         let op = reply.op();
         if deadline.has_passed() {
             return reply.refuse(CallError::Timeout { op });
@@ -235,7 +189,7 @@ impl<F> Worker<F> {
         F: Fn(J, Deadline) -> Fut,
         Fut: Future<Output = R>,
     {
-        let Job { input, deadline, mut reply, .. } = job;
+        let Job { input, deadline, mut reply } = job;
         let op = reply.op();
         if deadline.has_passed() {
             return reply.refuse(CallError::Timeout { op });

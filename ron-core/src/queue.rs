@@ -208,13 +208,6 @@ impl<T> Queue<T> {
         Ok((ticket, shed))
     }
 
-    /// Drops the oldest item and gives it back for counting: how a shedding lane makes room in its byte budget.
-    pub(crate) fn shed(&self) -> Option<T> {
-        let mut front = lock(&self.front.items);
-        let mut back = lock(&self.back.state);
-        self.remove_oldest(&mut front, &mut back)
-    }
-
     /// Enqueues as soon as there is room. Dropping the future takes the item back unless it was enqueued already.
     pub(crate) fn push(&self, item: T) -> Push<'_, T> {
         Push { queue: self, item: Some(item), ticket: None, waker: None }
@@ -303,13 +296,6 @@ impl<T> Queue<T> {
     /// Resolves when the queue is closed, for a producer that waits for something else first.
     pub(crate) async fn closed(&self) {
         self.signals.closed.wait().await;
-    }
-
-    /// Adds up something over all items that wait.
-    pub(crate) fn sum(&self, of: impl Fn(&T) -> u64) -> u64 {
-        let front = lock(&self.front.items);
-        let back = lock(&self.back.state);
-        front.iter().chain(&back.items).map(|(_, item)| of(item)).sum()
     }
 
     /// Closes and drops what is queued: there is no consumer left.

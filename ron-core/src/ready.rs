@@ -50,8 +50,9 @@ struct Gate {
     probe: Option<Probe>,
 }
 
-/// The reason for which a gate is closed, or `None`.
-type Probe = Box<dyn Fn() -> Option<Cow<'static, str>> + Send>;
+/// The reason for which a gate is closed, or `None`. Shared, so that it is asked without the lock: it is somebody else's code,
+/// which may wait for a disk, or drop the last handle of what holds gates itself.
+type Probe = Arc<dyn Fn() -> Option<Cow<'static, str>> + Send + Sync>;
 
 impl Ready {
     /// No gates: ready.
@@ -96,9 +97,9 @@ impl Ready {
         &self,
         name: impl Into<Cow<'static, str>>,
         affects: Affects,
-        probe: impl Fn() -> Option<Cow<'static, str>> + Send + 'static,
+        probe: impl Fn() -> Option<Cow<'static, str>> + Send + Sync + 'static,
     ) -> ReadyGate {
-        let probe: Option<Probe> = Some(Box::new(probe));
+        let probe: Option<Probe> = Some(Arc::new(probe));
         self.add(Gate { name: name.into(), affects, reason: None, since: crate::now(), probe })
     }
 
@@ -112,11 +113,25 @@ impl Ready {
     #[must_use]
     pub fn status(&self) -> ReadyStatus {
         let now = crate::now();
+        let reasons: Vec<(u64, Option<Cow<'static, str>>)> =
+            self.probes().into_iter().map(|(id, probe)| (id, probe())).collect();
         let mut state = self.lock();
-        let gates: Vec<GateStatus> = state.gates.values_mut().map(|gate| gate.look(now)).collect();
+        for (id, reason) in reasons {
+            if let Some(gate) = state.gates.get_mut(&id) {
+                gate.set(reason, now);
+            }
+        }
+        let gates: Vec<GateStatus> = state.gates.values().map(|gate| gate.look(now)).collect();
+        drop(state);
         let reads = gates.iter().all(|gate| gate.is_open() || gate.affects == Affects::Writes);
         let writes = gates.iter().all(GateStatus::is_open);
         ReadyStatus { reads, writes, gates }
+    }
+
+    /// The probes, with the lock given back.
+    fn probes(&self) -> Vec<(u64, Probe)> {
+        let of = |(id, gate): (&u64, &Gate)| Some((*id, gate.probe.clone()?));
+        self.lock().gates.iter().filter_map(of).collect()
     }
 
     fn add(&self, gate: Gate) -> ReadyGate {
@@ -141,11 +156,7 @@ impl Gate {
         self.reason = reason;
     }
 
-    fn look(&mut self, now: Instant) -> GateStatus {
-        if let Some(probe) = &self.probe {
-            let reason = probe();
-            self.set(reason, now);
-        }
+    fn look(&self, now: Instant) -> GateStatus {
         GateStatus {
             name: self.name.clone(),
             affects: self.affects,
@@ -272,6 +283,24 @@ mod tests {
         assert!(ready.status().reads && ready.status().writes);
         drop(seeds);
         assert!(ready.status().gates.is_empty());
+    }
+
+    /// Probes were asked under the lock of all gates. One that held the last handle of a node for the time of its question
+    /// dropped the node there, whose gates then waited for the same lock for ever; and one that asked a slow disk held
+    /// everybody up who opens or closes a gate.
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_is_asked_without_the_lock() {
+        let ready = Ready::new();
+        let other = Mutex::new(Some(ready.gate("node", Affects::Reads)));
+        let asked = ready.clone();
+        let _disk = ready.probe("disk", Affects::Writes, move || {
+            assert!(asked.state.try_lock().is_ok(), "asked under the lock");
+            other.lock().unwrap().take();
+            Some("full".into())
+        });
+        let status = ready.status();
+        assert_eq!(status.gates.len(), 1, "the gate that went meanwhile is not told");
+        assert!(status.reads && !status.writes);
     }
 
     #[tokio::test(start_paused = true)]

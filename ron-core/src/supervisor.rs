@@ -48,7 +48,7 @@ impl fmt::Debug for Pace {
 
 /// Settings of a supervisor. See [`Supervisor::builder`].
 #[derive(Debug)]
-pub struct Builder {
+pub struct SupervisorBuilder {
     name: String,
     drain: Duration,
     metrics: Metrics,
@@ -60,7 +60,7 @@ pub struct Builder {
     runtime: Option<Handle>,
 }
 
-impl Builder {
+impl SupervisorBuilder {
     /// How long tasks may drain after they were asked to stop. Default 5 s.
     #[must_use]
     pub fn drain(mut self, drain: Duration) -> Self {
@@ -104,7 +104,7 @@ impl Builder {
     }
 
     /// How long inline blocking work takes on tokio's clock: asked before each piece of it. For simulated disks that are
-    /// slow; without it such work takes no time. Nothing without [`inline_blocking`](Builder::inline_blocking).
+    /// slow; without it such work takes no time. Nothing without [`inline_blocking`](SupervisorBuilder::inline_blocking).
     #[must_use]
     pub fn inline_pace(mut self, pace: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.pace = Some(Pace(Arc::new(pace)));
@@ -121,7 +121,7 @@ impl Builder {
     /// Begins to supervise.
     ///
     /// # Panics
-    /// Outside a tokio runtime, unless [`runtime`](Builder::runtime) named one.
+    /// Outside a tokio runtime, unless [`runtime`](SupervisorBuilder::runtime) named one.
     #[must_use]
     pub fn start(self) -> Supervisor {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..));
@@ -149,8 +149,8 @@ struct LastHandle(Arc<Group>);
 
 impl Supervisor {
     /// A supervisor called `name` in logs and fatal errors.
-    pub fn builder(name: impl Into<String>) -> Builder {
-        Builder {
+    pub fn builder(name: impl Into<String>) -> SupervisorBuilder {
+        SupervisorBuilder {
             name: name.into(),
             drain: Duration::from_secs(5),
             metrics: Metrics::default(),
@@ -330,7 +330,7 @@ impl Supervisor {
         self.group().roll.present()
     }
 
-    /// Whether blocking work runs on the calling task, see [`Builder::inline_blocking`].
+    /// Whether blocking work runs on the calling task, see [`SupervisorBuilder::inline_blocking`].
     pub(crate) fn is_inline(&self) -> bool {
         self.group().shared.inline
     }
@@ -416,7 +416,7 @@ impl Spawner {
         self.group.stop.clone()
     }
 
-    /// Passes the time that a piece of inline blocking work takes, see [`Builder::inline_pace`].
+    /// Passes the time that a piece of inline blocking work takes, see [`SupervisorBuilder::inline_pace`].
     pub(crate) async fn pace_inline(&self) {
         let pace = self.group.inline_pace();
         if !pace.is_zero() {

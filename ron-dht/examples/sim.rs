@@ -30,7 +30,7 @@ use ron_dht::{
     logic::{
         addrs::Sender,
         lookup::LookupSettings,
-        wire::{Answer, Outcome, Request},
+        wire::{Answer, RecordOutcome, Request},
     },
     network::{Answers, Network, Served},
     sim::{Conditions, SimLink, SimNetwork, Testnet},
@@ -665,8 +665,10 @@ impl Answers for Sybil {
             Request::Ping { .. } => Answer::Pong,
             Request::FindNode { .. } => Answer::Nodes { closer: gang() },
             Request::FindValue { .. } => Answer::Found { closer: gang(), providers: Vec::new(), value: None },
-            Request::Provide { records } => Answer::Provided { results: vec![Outcome::Kept; records.len()] },
-            Request::Store { values } => Answer::Stored { results: vec![Outcome::Kept; values.len()] },
+            Request::Provide { records } => {
+                Answer::Provided { results: vec![RecordOutcome::Kept; records.len()] }
+            }
+            Request::Store { values } => Answer::Stored { results: vec![RecordOutcome::Kept; values.len()] },
         }))
     }
 }
@@ -697,8 +699,10 @@ impl Answers for Liar {
             Request::FindValue { key, .. } => {
                 Answer::Found { closer: self.invented(&key), providers: Vec::new(), value: None }
             }
-            Request::Provide { records } => Answer::Provided { results: vec![Outcome::Kept; records.len()] },
-            Request::Store { values } => Answer::Stored { results: vec![Outcome::Kept; values.len()] },
+            Request::Provide { records } => {
+                Answer::Provided { results: vec![RecordOutcome::Kept; records.len()] }
+            }
+            Request::Store { values } => Answer::Stored { results: vec![RecordOutcome::Kept; values.len()] },
             ping => match self.honest.upgrade() {
                 Some(honest) => return honest.answer(from, ping, deadline),
                 None => return Served::Now(Err(Fault::bad_request("gone"))),

@@ -71,12 +71,13 @@ pub(crate) async fn bootstrap(
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut pause = SEEDS_BACKOFF.with_seed(rng.u64(..));
     let seeds = &beginning.seeds;
-    // Whom the last run knew is asked some at a time, round by round, as long as there is nobody.
-    let mut known = beginning.known.chunks(KNOWN_AT_ONCE);
+    // Whom the last run knew is asked some at a time, round by round, as long as there is nobody: after a power cut this node
+    // may be back long before all of them, and without a seed nobody else can find the network for it.
+    let mut known = beginning.known.chunks(KNOWN_AT_ONCE).cycle();
     let mut looked = Looked::nowhere();
     loop {
         let more = if node.buckets.filled() == 0 { known.next().unwrap_or_default() } else { &[] };
-        let answered = Box::pin(node.ask_seeds(seeds, more)).await;
+        let answered = Box::pin(node.ask_seeds(seeds, more, &mut rng)).await;
         if answered > 0 {
             node.buckets.wait_for_anybody().await;
         }
@@ -173,9 +174,11 @@ impl Node {
 
     /// Asks every seed, all at once, and by whom else the node could be found again if it is alone. Says how many
     /// answered of whom there is reason to expect it.
-    async fn ask_seeds(&self, seeds: &[Contact], known: &[Contact]) -> usize {
+    async fn ask_seeds(&self, seeds: &[Contact], known: &[Contact], rng: &mut fastrand::Rng) -> usize {
         let deadline = Deadline::after(self.settings().rpc_timeout);
-        let silent = if self.buckets.filled() == 0 { self.buckets.peers() } else { Vec::new() };
+        let mut silent = if self.buckets.filled() == 0 { self.buckets.peers() } else { Vec::new() };
+        // Others every time: the first few may be the ones that have gone for good.
+        rng.shuffle(&mut silent);
         // A seed that has said itself where it is now is there, whatever it was given to us with.
         let begin_with = seeds.iter().chain(known).filter(|seed| seed.id != self.id);
         let begin_with: Vec<Contact> = begin_with.map(|seed| self.lead(seed.clone()).contact).collect();

@@ -12,11 +12,13 @@ use std::{
 };
 
 use ron_core::{
-    Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, Reply, Restart, Snapshot, Stop, Supervisor,
-    TaskSpec,
+    Backoff, BackoffPolicy, Deadline, Inbox, Lane, LaneSpec, Lock, LockSpec, Metrics, Reply, Restart,
+    Snapshot, Stop, Supervisor, TaskSpec,
     disk::Disk,
     journal::{JournalError, Salts},
+    now,
 };
+use tokio::time::Instant;
 
 use crate::{
     DhtError, Settings,
@@ -47,6 +49,13 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long writing everything anew may take.
 const REWRITE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long asking the disk for its free space may take.
+const SPACE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between two tries to write everything anew, if they fail: what a try has written stays until one succeeds, so many of them
+/// would fill the disk.
+const REWRITE_BACKOFF: BackoffPolicy = BackoffPolicy::new(Duration::from_secs(60), Duration::from_secs(900));
 
 /// How often the keeper looks. What has expired is not handed out meanwhile, so nobody notices.
 const LOOK: Duration = Duration::from_secs(60);
@@ -204,6 +213,7 @@ pub(crate) async fn keep(node: Arc<Node>, seed: u64, stop: Stop) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (kept, bytes) = (node.metrics.gauge(RECORDS_KEPT), node.metrics.gauge(RECORD_BYTES));
     let mut whole = node.keeping.whole().watch();
+    let mut tries = Tries::new(rng.u64(..));
     for look in 1.. {
         tokio::select! {
             biased;
@@ -220,14 +230,14 @@ pub(crate) async fn keep(node: Arc<Node>, seed: u64, stop: Stop) {
             }
             tokio::task::yield_now().await;
         }
-        node.keeping.with(|now| {
-            kept.set(now.store.records().len() as f64);
-            bytes.set(now.store.records().bytes() as f64);
+        node.keeping.with(|held| {
+            kept.set(held.store.records().len() as f64);
+            bytes.set(held.store.records().bytes() as f64);
         });
         if node.keeping.durable.is_some() {
             // Whoever changed something has flushed it, unless it was called off in between.
             let _ = node.keeping.flush(Deadline::after(WRITE_TIMEOUT)).await;
-            node.rewrite().await;
+            node.rewrite(&mut tries).await;
             if look % LOOKS_PER_SAVE == 0 {
                 node.save_contacts().await;
             }
@@ -240,9 +250,47 @@ pub(crate) async fn keep(node: Arc<Node>, seed: u64, stop: Stop) {
     }
 }
 
+/// When to write everything anew, after that has failed.
+struct Tries {
+    pauses: Backoff,
+    not_before: Option<Instant>,
+    /// Whether the log has it that there is no room.
+    is_told: bool,
+}
+
+impl Tries {
+    fn new(seed: u64) -> Self {
+        Tries { pauses: REWRITE_BACKOFF.with_seed(seed), not_before: None, is_told: false }
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|at| now < at)
+    }
+
+    fn on_failed(&mut self, now: Instant) {
+        self.not_before = Some(now + self.pauses.next_delay());
+    }
+
+    fn on_done(&mut self) {
+        self.pauses.reset();
+        self.not_before = None;
+    }
+}
+
 impl Node {
-    /// Writes the store anew if that is due.
-    async fn rewrite(&self) {
+    /// Writes the store anew if that is due and there is room for it beside what is there.
+    async fn rewrite(&self, tries: &mut Tries) {
+        if tries.is_paused(now()) {
+            return;
+        }
+        let Some(needed) = self.keeping.with(|kept| kept.store.rewrite_bytes()) else { return };
+        if let Some(free) = self.free_space().await.filter(|free| *free < needed) {
+            if !std::mem::replace(&mut tries.is_told, true) {
+                tracing::warn!(needed, free, "no room to write the store anew; it grows until there is");
+            }
+            return;
+        }
+        tries.is_told = false;
         let clock = self.clock();
         let Some(rewrite) = self.keeping.with(|kept| kept.store.rewrite(clock)) else { return };
         let mends = rewrite.mends();
@@ -252,14 +300,26 @@ impl Node {
                     kept.store.on_rewritten(mends);
                     kept.store.is_whole()
                 });
+                tries.on_done();
                 let whole = self.keeping.whole();
                 if *whole.load() != is_whole {
                     whole.replace(is_whole);
                 }
                 tracing::debug!(segments, "wrote the store anew");
             }
-            Err(error) => tracing::warn!(%error, "the store could not be written anew"),
+            Err(error) => {
+                tries.on_failed(now());
+                tracing::warn!(%error, "the store could not be written anew");
+            }
         }
+    }
+
+    /// What the disk has, if it says so in time.
+    async fn free_space(&self) -> Option<u64> {
+        let disk = Arc::clone(&self.keeping.durable.as_ref()?.disk);
+        let asked =
+            self.spawner.blocking("free_space", Deadline::after(SPACE_TIMEOUT), move || disk.free_space());
+        asked.await.ok()?.ok()
     }
 
     /// Saves whom to try first after a restart. A table that is empty says nothing that is worth forgetting others for.
@@ -291,5 +351,30 @@ fn of_journal(error: &JournalError) -> DhtError {
         JournalError::Panicked { op } => DhtError::Panicked { op },
         JournalError::Disk(cause) => DhtError::Store { message: format!("{error}: {cause}") },
         other => DhtError::Store { message: other.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_that_fail_are_farther_and_farther_apart() {
+        let (mut tries, mut at) = (Tries::new(1), now());
+        let mut pauses = Vec::new();
+        for _ in 0..40 {
+            assert!(!tries.is_paused(at));
+            tries.on_failed(at);
+            let pause = tries.not_before.unwrap() - at;
+            assert!(tries.is_paused(at + pause / 2));
+            at += pause;
+            pauses.push(pause);
+        }
+        assert!(pauses[0] >= LOOK && pauses[0] <= 2 * LOOK, "{pauses:?}");
+        assert!(pauses[20..].iter().sum::<Duration>() > 20 * 4 * LOOK, "{pauses:?}");
+        tries.on_done();
+        assert!(!tries.is_paused(at));
+        tries.on_failed(at);
+        assert!(tries.not_before.unwrap() - at <= 2 * LOOK);
     }
 }

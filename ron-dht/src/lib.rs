@@ -88,6 +88,7 @@ struct ReadmeIsRun;
 
 mod actor;
 mod buckets;
+mod builder;
 mod contacts;
 mod error;
 mod handle;
@@ -113,8 +114,9 @@ mod store;
 /// Supervisors, deadlines, ids and what it passes on in turn, in the version this crate uses.
 pub use ron_core;
 
+pub use builder::Builder;
 pub use error::DhtError;
-pub use handle::{Builder, Closest, Dht, Event, Found, Status};
+pub use handle::{Closest, Dht, Event, Found, Status};
 pub use logic::{
     Contact, ContactError, Key, Rtt,
     lookup::{Asked, Failure, LookupSettings, Outcome, Reason, Verdict},

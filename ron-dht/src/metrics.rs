@@ -1,15 +1,8 @@
 //! What only the DHT counts.
 
-use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
+use ron_core::{GaugeSpec, HistogramSpec};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $label:literal, $help:literal;)*) => {
-        $($(#[$doc])* pub(crate) const $name: Counter =
-            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
-    };
-}
-
-counters! {
+ron_core::counters! {
     ROUTE_DROPPED = "route_dropped", "", "News of peers that a bucket's writer had no room for";
     HEDGE_SPAWNED = "hedge_spawned", "", "Questions asked because others were silent";
     HEDGE_CANCELED = "hedge_canceled", "", "Questions given up because the search was over or others needed the place";

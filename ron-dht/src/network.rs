@@ -25,12 +25,11 @@ use ron_core::{
 
 pub use crate::logic::{
     addrs::Sender,
-    lookup::Failure,
-    wire::{Answer, Outcome, Put, Request, Want, WireError},
+    wire::{Answer, Put, RecordOutcome, Request, Want, WireError},
 };
 use crate::{
     Settings,
-    logic::{Contact, wire::method},
+    logic::{Contact, lookup::Failure, wire::method},
 };
 
 /// The name of the protocol in the TLS handshake.

@@ -26,7 +26,7 @@ use crate::{
         lookup::{Reason, Verdict},
         signed::{ProviderRecord, RecordError, Value, Verified},
         table::{Entry, K},
-        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want, method},
+        wire::{Answer, PROVIDERS_MAX, Put, RecordOutcome, Request, Want, method},
     },
     metrics::{
         LOOKUP_HOPS, LOOKUP_SECONDS, LOOKUPS, NETWORK_SIZE, NOT_READY, QUOTA_REJECT, RECORD_REJECTS, REQUESTS,
@@ -246,7 +246,7 @@ impl Node {
     }
 
     /// Keeps a record that has been verified. It is durable after the next [`Keeping::flush`].
-    pub(crate) fn keep(&self, verified: Verified, from: &Sender, expected: Option<u64>) -> Outcome {
+    pub(crate) fn keep(&self, verified: Verified, from: &Sender, expected: Option<u64>) -> RecordOutcome {
         let clock = self.clock();
         let result = self.keeping.with(|kept| match expected {
             None => kept.store.insert(verified, from, clock),
@@ -255,7 +255,7 @@ impl Node {
         if let Err(error) = &result {
             self.on_refused(error);
         }
-        Outcome::from(&result)
+        RecordOutcome::from(&result)
     }
 
     fn on_refused(&self, error: &RecordError) {
@@ -301,7 +301,7 @@ impl Node {
         pass: Pass,
         deadline: Deadline,
         verify: Verify<T>,
-    ) -> Result<Vec<Outcome>, Fault> {
+    ) -> Result<Vec<RecordOutcome>, Fault> {
         if self.keeping.with(|kept| kept.store.is_behind()) {
             self.metrics.tally(QUOTA_REJECT, "store_behind").add(1);
             return Err(Fault::busy("dht store", BEHIND));
@@ -311,18 +311,18 @@ impl Node {
             let mut forged = 0;
             let keep = |item: &T| {
                 if deadline.has_passed() {
-                    return Outcome::Skipped;
+                    return RecordOutcome::Skipped;
                 }
                 // Who brings several forgeries is not worth looking through the rest.
                 if forged >= FORGED_MAX {
-                    return Outcome::Invalid;
+                    return RecordOutcome::Invalid;
                 }
                 match verify(&node, item) {
                     Ok((verified, expected)) => node.keep(verified, &from, expected),
                     Err(error) => {
                         forged += usize::from(matches!(error, RecordError::BadSignature(_)));
                         node.on_refused(&error);
-                        Outcome::from(&Err(error))
+                        RecordOutcome::from(&Err(error))
                     }
                 }
             };
@@ -330,13 +330,13 @@ impl Node {
             (items.iter().map(keep).collect::<Vec<_>>(), pass)
         };
         let (mut outcomes, _pass) = self.spawner.blocking("verify", deadline, check).await?;
-        let is_kept = outcomes.contains(&Outcome::Kept);
+        let is_kept = outcomes.contains(&RecordOutcome::Kept);
         let flushed = if is_kept { self.keeping.flush(deadline).await } else { Ok(()) };
         if let Err(error) = flushed {
             tracing::debug!(%error, "kept in memory only, and so not said to be kept");
             for outcome in &mut outcomes {
-                if *outcome == Outcome::Kept {
-                    *outcome = Outcome::Skipped;
+                if *outcome == RecordOutcome::Kept {
+                    *outcome = RecordOutcome::Skipped;
                 }
             }
         }

@@ -21,7 +21,7 @@ use crate::{
         lookup::{Goal, Reason, Verdict},
         signed::{ProviderRecord, Record, Value, Verified},
         table::K,
-        wire::{Answer, Outcome, PROVIDERS_MAX, Put, Request, Want},
+        wire::{Answer, PROVIDERS_MAX, Put, RecordOutcome, Request, Want},
     },
     metrics::PROVIDED,
     node::Node,
@@ -239,9 +239,9 @@ impl Node {
         if let Err(error) = self.keeping.flush(deadline).await {
             tracing::debug!(%error, "our own copy is in memory only");
         }
-        let kept = outcomes.iter().filter(|outcome| **outcome == Outcome::Kept).count();
+        let kept = outcomes.iter().filter(|outcome| **outcome == RecordOutcome::Kept).count();
         let held = outcomes.iter().filter_map(|outcome| match outcome {
-            Outcome::Stale { held } | Outcome::Conflict { held } => Some(*held),
+            RecordOutcome::Stale { held } | RecordOutcome::Conflict { held } => Some(*held),
             _ => None,
         });
         let asked = peers.len();
@@ -294,7 +294,12 @@ impl Node {
     }
 
     /// What became of the one record in `request` at each of `peers`.
-    async fn ask_all(&self, peers: &[Contact], request: Arc<Request>, deadline: Deadline) -> Vec<Outcome> {
+    async fn ask_all(
+        &self,
+        peers: &[Contact],
+        request: Arc<Request>,
+        deadline: Deadline,
+    ) -> Vec<RecordOutcome> {
         let mut waiting = peers.iter();
         let rpc_timeout = self.settings().rpc_timeout;
         let (mut out, mut outcomes) = (InFlight::new(), Vec::new());
@@ -311,11 +316,11 @@ impl Node {
             let (peer, reply) = out.next().await;
             match reply.map(|reply| reply.answer) {
                 Ok(Answer::Provided { results } | Answer::Stored { results }) => {
-                    outcomes.push(results.first().copied().unwrap_or(Outcome::Skipped));
+                    outcomes.push(results.first().copied().unwrap_or(RecordOutcome::Skipped));
                 }
-                Ok(_) => outcomes.push(Outcome::Unknown),
+                Ok(_) => outcomes.push(RecordOutcome::Unknown),
                 Err(failure) => {
-                    outcomes.push(Outcome::Skipped);
+                    outcomes.push(RecordOutcome::Skipped);
                     if failure.is_the_peers() {
                         self.buckets.failed(peer).await;
                     }

@@ -18,7 +18,7 @@ use crate::{
         signed::ProviderRecord,
         sweep::{Region, Sweep},
         table::K,
-        wire::{Answer, Outcome, Request, batches},
+        wire::{Answer, RecordOutcome, Request, batches},
     },
     metrics::{PROVIDE_LAG, PROVIDED},
     node::Node,
@@ -75,6 +75,7 @@ pub struct ProvideProgress {
 }
 
 /// Many keys on their way to those who keep them. Dropping it stops that; the keys stay ours.
+#[must_use = "nothing is published until `next` is called; the republisher comes to the keys only in its turn"]
 pub struct ProvideMany {
     pub(crate) progress: Watch<ProvideProgress>,
     pub(crate) work: Option<BoxFuture<'static, Result<(), DhtError>>>,
@@ -347,8 +348,8 @@ impl Node {
                     let mut skipped = Vec::new();
                     for (at, result) in parcel.keys.iter().zip(&results) {
                         match result {
-                            Outcome::Kept => kept[*at] += 1,
-                            Outcome::Skipped => skipped.push(*at),
+                            RecordOutcome::Kept => kept[*at] += 1,
+                            RecordOutcome::Skipped => skipped.push(*at),
                             _ => {}
                         }
                     }

@@ -82,8 +82,8 @@ pub struct Settings {
     pub buckets_required: f64,
     /// How often a bucket that nobody searched in is refreshed. Default one hour.
     pub refresh: Duration,
-    /// How often our own records are said again; they live twice as long. Default 12 h, which is the most: nobody keeps a
-    /// record for longer than a day.
+    /// How often this node's own provider records are published again. Each is valid for twice as long. Default and maximum
+    /// 12 h, since no peer keeps a record for longer than a day.
     pub republish: Duration,
     /// Links open at once. Default 1024.
     pub sessions_max: usize,
@@ -160,7 +160,14 @@ impl Settings {
         }
         Ratio::new("buckets_required", self.buckets_required)?;
         let LookupSettings { hops_max, requests_max, paths, .. } = self.lookup;
-        let Limits { providers_per_key_max, publisher_records_max, records_max, .. } = self.records;
+        let Limits {
+            providers_per_key_max,
+            publisher_records_max,
+            publisher_bytes_max,
+            records_max,
+            bytes_max,
+            ttl_max,
+        } = self.records;
         // A search that may ask nobody finds nothing and calls itself complete, and who keeps nothing is a client.
         for (key, count) in [
             ("seeds", self.seeds),
@@ -169,7 +176,9 @@ impl Settings {
             ("sessions_max", self.sessions_max),
             ("records.providers_per_key_max", providers_per_key_max),
             ("records.publisher_records_max", publisher_records_max),
+            ("records.publisher_bytes_max", publisher_bytes_max),
             ("records.records_max", records_max),
+            ("records.bytes_max", bytes_max),
         ] {
             in_range(key, count, 1..=usize::MAX, "1 or more")?;
         }
@@ -188,6 +197,7 @@ impl Settings {
             ("read_timeout", self.read_timeout, day, "above zero, at most a day"),
             ("write_timeout", self.write_timeout, day, "above zero, at most a day"),
             ("refresh", self.refresh, year, "above zero, at most a year"),
+            ("records.ttl_max", ttl_max, TTL_MAX, "above zero, at most a day"),
             // Our records live twice as long, and nobody keeps one for longer than a day.
             ("republish", self.republish, TTL_MAX / 2, "above zero, at most 12 h"),
         ] {
@@ -277,6 +287,10 @@ mod tests {
         assert_eq!(refused(|s| s.lookup.paths = nine), Some("lookup.paths"));
         assert_eq!(refused(|s| s.records.records_max = 0), Some("records.records_max"));
         assert_eq!(refused(|s| s.records.providers_per_key_max = 0), Some("records.providers_per_key_max"));
+        assert_eq!(refused(|s| s.records.bytes_max = 0), Some("records.bytes_max"));
+        assert_eq!(refused(|s| s.records.publisher_bytes_max = 0), Some("records.publisher_bytes_max"));
+        assert_eq!(refused(|s| s.records.ttl_max = Duration::ZERO), Some("records.ttl_max"));
+        assert_eq!(refused(|s| s.records.ttl_max = 2 * TTL_MAX), Some("records.ttl_max"));
         assert_eq!(refused(|s| s.segment_bytes = 100), Some("segment_bytes"));
         assert_eq!(refused(|s| s.work_lane = 0), Some("work_lane"));
         assert_eq!(refused(|s| s.buckets_required = f64::NAN), Some("buckets_required"));

@@ -365,11 +365,11 @@ impl Store {
         self.durable.as_ref().is_none_or(|durable| durable.mended == durable.lost)
     }
 
-    /// Everything, to be written anew, if the journal is more than twice as long as it need be or lacks something,
-    /// and no other rewrite is under way. Ask now and then.
+    /// The free space that writing everything anew takes, if that is due: the journal is more than twice as long as it need
+    /// be or lacks something, and no other rewrite is under way. Ask now and then.
     #[must_use]
-    pub(crate) fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
-        let durable = self.durable.as_mut()?;
+    pub(crate) fn rewrite_bytes(&self) -> Option<u64> {
+        let durable = self.durable.as_ref()?;
         if durable.rewriting.upgrade().is_some() {
             return None;
         }
@@ -377,12 +377,22 @@ impl Store {
         let written: u64 = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
         let keys = self.schedule.len() * 48;
         let records = self.records.len() * record_bytes(16) + self.records.encoded_bytes();
+        let needed = (keys + records) as u64;
         let is_whole = durable.mended == durable.lost;
-        if is_whole && written <= 2 * (keys + records) as u64 + durable.slack_bytes {
+        if is_whole && written <= 2 * needed + durable.slack_bytes {
             return None;
         }
+        // The last segment is laid out whole, however little is in it.
+        Some(needed + durable.slack_bytes / SLACK_SEGMENTS)
+    }
+
+    /// Everything, to be written anew, if that is due: see [`rewrite_bytes`](Self::rewrite_bytes).
+    #[must_use]
+    pub(crate) fn rewrite(&mut self, clock: Clock) -> Option<Rewrite> {
+        self.rewrite_bytes()?;
+        let durable = self.durable.as_mut()?;
         // Every change so far is in what is written below, and every later one goes to this segment or behind it.
-        let keep_from = segments.last()?.sequence;
+        let keep_from = durable.reader.segments().last()?.sequence;
         let stamp = durable.next_stamp();
         let mut entries = vec![(PHASE, Bytes::from(self.schedule.phase().to_be_bytes().to_vec()))];
         entries.extend(durable.said_from.iter().map(|addrs| said_from_entry(addrs)));

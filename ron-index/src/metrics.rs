@@ -1,15 +1,8 @@
 //! What only the index counts.
 
-use ron_core::{Counter, GaugeSpec, HistogramSpec, Metrics, OwnCounter, Tally};
+use ron_core::{Counter, GaugeSpec, HistogramSpec, Metrics, Tally};
 
-macro_rules! counters {
-    ($($name:ident = $text:literal, $label:literal, $help:literal;)*) => {
-        $(pub(crate) const $name: Counter =
-            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
-    };
-}
-
-counters! {
+ron_core::counters! {
     CACHE_HITS = "cache_hits", "freshness", "Answers out of the cache, by how fresh they were";
     CACHE_MISSES = "cache_misses", "", "Questions that the cache could not answer";
     LOOKUPS = "lookups", "result", "Lookups that ended, by how";

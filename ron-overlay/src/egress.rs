@@ -17,14 +17,14 @@ use std::{
 
 use bytes::Bytes;
 use ron_core::{
-    Depth, LaneSpec, Lock, LockSpec, Metrics, NodeId,
+    Depth, LaneSpec, Lock, LockSpec, Metrics, NodeId, Overflow,
     net::rpc::{Outbox, Session, event_payload},
 };
 
 use crate::{
     logic::{
         gossip::{Class, Word},
-        lanes::{Lanes, Overflow, Pushed},
+        lanes::{Lanes, Pushed},
         message::TopicId,
         parts::cut,
         rate::Meter,

@@ -50,13 +50,15 @@ pub enum OverlayError {
         /// The limit.
         max: u64,
     },
-    /// This subscriber was too slow, and so many messages did not wait for it. Read faster, or subscribe with more room.
+    /// This subscriber was too slow, and so many messages did not wait for it. The subscription goes on: call `next` again.
+    /// Read faster, or subscribe with more room.
     #[error("{missed} messages missed by a slow subscriber")]
     Lagging {
         /// How many.
         missed: u64,
     },
-    /// So many messages of a publisher did not reach this node, and repair has given them up.
+    /// So many messages of a publisher did not reach this node, and repair has given them up. The subscription goes on: call
+    /// `next` again.
     #[error("{count} messages of {publisher:?} were lost on the way")]
     Lost {
         /// Whose.
@@ -122,9 +124,11 @@ impl From<ConfigError> for OverlayError {
 ron_core::refusals!(OverlayError {
     OverlayError::Backpressure { .. } => ErrorKind::Busy,
     OverlayError::NotJoined | OverlayError::Joined | OverlayError::Handled { .. } => ErrorKind::Caller,
-    OverlayError::FrameTooLarge { .. } | OverlayError::Lagging { .. } | OverlayError::Config(_) => ErrorKind::Caller,
+    OverlayError::FrameTooLarge { .. } | OverlayError::Config(_) => ErrorKind::Caller,
     OverlayError::NoNeighbour => ErrorKind::NotReady,
-    OverlayError::Lost { .. } | OverlayError::Closed | OverlayError::Unreachable { .. } => ErrorKind::Peer,
+    // Both are told by a subscription that goes on, so the next call may well succeed.
+    OverlayError::Lagging { .. } | OverlayError::Lost { .. } => ErrorKind::Peer,
+    OverlayError::Closed | OverlayError::Unreachable { .. } => ErrorKind::Peer,
     OverlayError::Protocol { .. } => ErrorKind::Peer,
     OverlayError::Refused { code: Code::Failed | Code::Unavailable, .. } => ErrorKind::Peer,
     OverlayError::Refused { .. } => ErrorKind::Caller,
@@ -150,6 +154,16 @@ impl From<RpcError> for OverlayError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A loop that goes on after what may be tried again ended when its subscriber had been slow, and went on when messages
+    /// were lost on the way.
+    #[test]
+    fn what_a_subscription_goes_on_after_may_be_tried_again() {
+        let publisher = NodeId::from_bytes([1; 32]);
+        for told in [OverlayError::Lagging { missed: 1 }, OverlayError::Lost { publisher, count: 1 }] {
+            assert!(told.is_retryable(), "{told}");
+        }
+    }
 
     #[test]
     fn who_knows_when_to_ask_again_says_so() {

@@ -170,7 +170,7 @@ impl Builder {
         let Builder { external, settings, source, seed, unix, metrics } = self;
         settings.check()?;
         let addrs = if external.is_empty() { endpoint.local_addrs().to_vec() } else { external };
-        check_told(&addrs)?;
+        Contact::check_external(&addrs)?;
         let metrics = metrics.unwrap_or_else(|| supervisor.metrics().clone());
         let group = supervisor.child("overlay", settings.drain_deadline, metrics);
         let metrics = group.metrics();
@@ -265,19 +265,6 @@ fn sized(spec: LaneSpec, key: &'static str, items: usize) -> Result<LaneSpec, Co
     Ok(spec.with_capacity(Capacity::new(key, items)?))
 }
 
-/// A node that tells others an address nobody can dial would have no neighbours but those it finds itself, and neither it
-/// nor they would say why.
-fn check_told(addrs: &[SocketAddr]) -> Result<(), ConfigError> {
-    match addrs.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0) {
-        Some(addr) => Err(ConfigError::OutOfRange {
-            key: "external",
-            value: addr.to_string(),
-            allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
-        }),
-        None => Ok(()),
-    }
-}
-
 /// The wall clock. It only tells the beginnings of publishers apart.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
@@ -296,11 +283,12 @@ impl fmt::Debug for Builder {
 /// A node of the overlay. Cloning shares it; dropping the last clone asks it to stop.
 #[derive(Clone)]
 pub struct Overlay {
+    /// Before the node, so that nobody asks it how full it is while it goes.
+    _full: Arc<[[ReadyGate; 2]]>,
+    _links_full: Arc<ReadyGate>,
     pub(crate) node: Arc<Node>,
     group: Supervisor,
     pub(crate) subscriptions: MemoryBudget,
-    _full: Arc<[[ReadyGate; 2]]>,
-    _links_full: Arc<ReadyGate>,
 }
 
 impl Overlay {
@@ -455,7 +443,7 @@ impl Overlay {
     /// [`OverlayError::Config`] for an address that nobody can dial, and what others are told stays as it was.
     pub fn moved(&self, addrs: impl IntoIterator<Item = SocketAddr>) -> Result<(), OverlayError> {
         let addrs: Vec<SocketAddr> = addrs.into_iter().collect();
-        check_told(&addrs)?;
+        Contact::check_external(&addrs)?;
         self.node.contact.replace(Contact { id: self.node.id, addrs: addrs.into() });
         self.node.reloads.fetch_add(1, Ordering::Release);
         Ok(())

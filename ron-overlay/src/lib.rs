@@ -128,10 +128,11 @@
 //! # What it refuses to do
 //!
 //! It opens no socket (the host's [`Endpoint`](ron_core::net::Endpoint) does), finds no peers by itself (a host or a
-//! [`PeerSource`] names them), stores nothing on disk, and keeps no history beyond half a minute for those who missed
-//! something. There is no order between publishers. A publisher is told from an earlier self by the time at which it began:
-//! one whose clock was set back before a restart is not heard by those who remember it until that time is over, and they
-//! count what it says as `stale`.
+//! [`PeerSource`] names them), stores nothing on disk, and keeps messages only briefly for those who missed them: about
+//! half a minute, and the last of each publisher about an hour. There is no order between publishers. Each message carries
+//! the time at which its publisher began to count. If a clock was set back before a restart, neighbours tell the publisher
+//! which later beginning they know, and it goes on above that. Only a clock that had been more than a day ahead is still
+//! refused, counted as `stale`, until others have forgotten it.
 //!
 //! `docs/architecture.md` has the map of its parts, `docs/formats.md` the words that nodes exchange.
 
@@ -169,7 +170,6 @@ pub use error::OverlayError;
 pub use handle::{ALPN, Builder, Event, Overlay, QueueStatus};
 pub use logic::{
     gossip::{Counts, GossipSettings},
-    lanes::Overflow,
     message::{Author, Message, MessageId, TopicId},
     parts::PartsSettings,
     publishers::{Gap, Serial},
@@ -178,7 +178,10 @@ pub use logic::{
     trees::TreeSettings,
     view::ViewSettings,
 };
-pub use ron_core::net::{Contact, ContactError};
+pub use ron_core::{
+    Overflow,
+    net::{Contact, ContactError},
+};
 pub use session::PeerStatus;
 pub use settings::{PeerSettings, Settings};
 pub use source::PeerSource;

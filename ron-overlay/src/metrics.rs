@@ -1,17 +1,10 @@
 //! What only the overlay counts.
 
-use ron_core::{Counter, GaugeSpec, Metrics, OwnCounter, Tally};
+use ron_core::{Counter, GaugeSpec, Metrics, Tally};
 
 use crate::logic::gossip::Offence;
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $label:literal, $help:literal;)*) => {
-        $($(#[$doc])* pub(crate) const $name: Counter =
-            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
-    };
-}
-
-counters! {
+ron_core::counters! {
     SESSION_OPEN = "session_open", "", "Sessions that began";
     SESSION_CLOSE = "session_close", "reason", "Sessions that had begun and ended, by why";
     GOSSIP_FRAMES = "gossip_frames", "dir", "Words about topics, sent and received";

@@ -12,8 +12,8 @@ use std::{
 };
 
 use ron_core::{
-    CallError, Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Reply, Restart,
-    Snapshot, Spawner, Supervisor, TaskSpec,
+    CallError, Counter, Deadline, Feed, Lane, LaneSpec, Lock, LockSpec, Metrics, NodeId, Overflow, Reply,
+    Restart, Snapshot, Spawner, Supervisor, TaskSpec,
     net::{
         Identity,
         rpc::{Peers, RpcError},
@@ -30,7 +30,6 @@ use crate::{
     ingress::Ingress,
     logic::{
         gossip::{Class, Offence, Word},
-        lanes::Overflow,
         message::TopicId,
         parts::Parts,
         standing::Standing,

@@ -81,9 +81,9 @@ pub struct Settings {
     pub ingress_lane: usize,
     /// Bytes that wait for an engine, control and gossip each. Default 64 MiB.
     pub ingress_bytes: usize,
-    /// How soon after the last time an engine looks at its words again, if there are not many. Default 2 ms, which a
-    /// message waits at most on each of its hops while the topic is busy: what comes together is worked on and sent
-    /// together. Nothing waits after a quiet moment. Zero for the least latency. Can change while running.
+    /// The shortest pause between two turns of a busy engine. Words that arrive meanwhile are worked on and sent together, so
+    /// each hop of a busy topic may add this much latency. There is no pause after a quiet moment or while a full batch
+    /// waits. Default 2 ms; zero for the least latency. Can change while running.
     pub gather: Duration,
     /// Messages that wait for a check. Default 512.
     pub checks_lane: usize,
@@ -154,8 +154,8 @@ const WITHIN_MIN: usize = 16 << 20;
 const ENGINE_MIN: usize = 2 << 20;
 
 impl Settings {
-    /// The same, but for what is held: all queues, stores and unfinished messages together at most `bytes`, with `topics`
-    /// topics. The largest message is as large as that allows, and sessions are as few. Nothing becomes more than its default.
+    /// These settings with limits lowered until all queues, stores, sessions and unfinished messages together hold at most
+    /// `bytes` with `topics` topics. That may lower the largest message and the number of sessions. No limit is raised.
     ///
     /// ```
     /// use ron_overlay::Settings;
@@ -244,10 +244,19 @@ impl Settings {
             ("idle_timeout", self.idle_timeout),
             ("handshake_timeout", self.handshake_timeout),
             ("check_timeout", self.check_timeout),
+            // What is due again at once is due for ever, and an engine that does it does nothing else.
+            ("gossip.ping_every", gossip.ping_every),
+            ("gossip.digest_every", gossip.digest_every),
+            ("gossip.view.shuffle_every", gossip.view.shuffle_every),
+            ("gossip.trees.round", gossip.trees.round),
+            ("score.half_life", self.score.half_life),
         ] {
             if duration.is_zero() {
                 return Err(out_of_range(key, "0 s", "above zero"));
             }
+        }
+        if self.score.ban_at.is_nan() || self.score.ban_at <= 0.0 {
+            return Err(out_of_range("score.ban_at", self.score.ban_at, "above zero"));
         }
         let chunks = CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX;
         if !chunks.contains(&self.chunk_bytes) {
@@ -389,6 +398,32 @@ mod tests {
     fn links_hold_as_many_bytes_as_they_are_allowed() {
         let peers = Settings { links_bytes: 7, ..Settings::default() }.peers();
         assert_eq!((peers.queued_bytes_max, peers.requests_bytes_max), (7, 7));
+    }
+
+    /// With the first four an engine was busy with one thing for ever; with the others points were no numbers, which ended
+    /// the task that compared them, or nobody was ever banned.
+    #[test]
+    fn what_would_be_due_for_ever_or_count_no_points_is_refused_by_name() {
+        let refused = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            match settings.check() {
+                Err(ConfigError::OutOfRange { key, .. }) => Some(key),
+                other => other.map(|()| None).unwrap(),
+            }
+        };
+        assert_eq!(refused(|_| ()), None);
+        assert_eq!(refused(|s| s.gossip.ping_every = Duration::ZERO), Some("gossip.ping_every"));
+        assert_eq!(refused(|s| s.gossip.digest_every = Duration::ZERO), Some("gossip.digest_every"));
+        assert_eq!(
+            refused(|s| s.gossip.view.shuffle_every = Duration::ZERO),
+            Some("gossip.view.shuffle_every")
+        );
+        assert_eq!(refused(|s| s.gossip.trees.round = Duration::ZERO), Some("gossip.trees.round"));
+        assert_eq!(refused(|s| s.score.half_life = Duration::ZERO), Some("score.half_life"));
+        assert_eq!(refused(|s| s.score.ban_at = f64::NAN), Some("score.ban_at"));
+        assert_eq!(refused(|s| s.score.ban_at = 0.0), Some("score.ban_at"));
+        assert_eq!(refused(|s| s.score.ban_at = f64::INFINITY), None, "nobody is to be banned");
     }
 
     #[test]

@@ -34,11 +34,18 @@ pub(crate) async fn tidy(
     stop: Stop,
 ) {
     let mut rounds = 0_u32;
+    let mut next = ron_core::now() + EVERY;
+    // Beside the rounds and not in one: a source may take its time with every topic, and all the rest does not wait for it.
+    let mut asking: Option<BoxFuture<'_, ()>> = None;
     loop {
         tokio::select! {
             biased;
             () = stop.requested() => return,
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep_until(next) => next = ron_core::now() + EVERY,
+            () = done(&mut asking), if asking.is_some() => {
+                asking = None;
+                continue;
+            }
         }
         rounds = rounds.wrapping_add(1);
         let now = node.since();
@@ -54,15 +61,17 @@ pub(crate) async fn tidy(
         } else {
             sessions.close(format!("{open} of {most} sessions are taken"));
         }
-        if rounds % ASK_EVERY == 1 {
-            if let Some(source) = &source {
-                tokio::select! {
-                    biased;
-                    () = stop.requested() => return,
-                    () = ask(&node, source) => {}
-                }
-            }
+        if rounds % ASK_EVERY == 1 && asking.is_none() {
+            asking = source.as_ref().map(|source| -> BoxFuture<'_, ()> { Box::pin(ask(&node, source)) });
         }
+    }
+}
+
+/// Returns when it is done; never if there is nothing to do.
+async fn done(asking: &mut Option<BoxFuture<'_, ()>>) {
+    match asking {
+        Some(asking) => asking.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -3,14 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ron_core::{CallError, Capacity, Deadline, NodeId};
+use ron_core::{CallError, Capacity, Deadline, NodeId, Overflow};
 
 use crate::{
     Contact, Overlay, OverlayError, Settings, Subscription, Validator,
     engine::Command,
     logic::{
         gossip::Counts,
-        lanes::Overflow,
         message::{MessageId, TopicId},
     },
     metrics::BACKPRESSURE,
@@ -19,6 +18,9 @@ use crate::{
 
 /// How long a node that waits for neighbours pauses between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What is left for the last try of whoever waits for room: a call of the engine takes no longer, unless that is busy.
+const LAST_TRY: Duration = Duration::from_millis(5);
 
 /// What a topic is to this node.
 #[derive(Clone)]
@@ -161,14 +163,15 @@ impl TopicBuilder {
 pub struct Receipt {
     /// The name of the message.
     pub id: MessageId,
-    /// When this node began to publish, and the number of the message since then: by these two, others tell of it in a
-    /// [`Gap`](crate::Gap).
+    /// When this node's numbering of messages began, in milliseconds since 1970. With `seq` it identifies the message in a
+    /// [`Gap`](crate::Gap) that others report.
     pub since: u64,
-    /// See `since`.
+    /// The message's number in that numbering, from 1.
     pub seq: u64,
     /// Links that it was pushed over at once. The other neighbours are told of it.
     pub pushed: usize,
-    /// Neighbours in all. With none, the message waits here for half a minute, for whoever comes and asks.
+    /// Neighbours on the topic. With none, the message waits here for whoever joins and asks: about half a minute, or up to
+    /// an hour while it is this node's last.
     pub neighbours: usize,
 }
 
@@ -244,7 +247,8 @@ impl Topic {
     /// Publishes a message as soon as there is room for it. Dropping the future before it is taken up publishes nothing.
     ///
     /// # Errors
-    /// [`OverlayError::Backpressure`] if there was no room until the deadline; else as [`publish`](Self::publish).
+    /// [`OverlayError::Backpressure`] if there was no room until the deadline, or a few milliseconds before it; else as
+    /// [`publish`](Self::publish).
     pub async fn publish_when_free(
         &self,
         payload: impl Into<Bytes>,
@@ -254,12 +258,14 @@ impl Topic {
         loop {
             match self.publish(payload.clone(), deadline).await {
                 Err(OverlayError::Busy { what, retry_after }) => {
-                    if deadline.remaining() <= retry_after {
+                    let left = deadline.remaining();
+                    if left <= LAST_TRY {
                         self.overlay.node.metrics.tally(BACKPRESSURE, "deadline").add(1);
-                        tokio::time::sleep_until(deadline.instant()).await;
                         return Err(OverlayError::Backpressure { what });
                     }
-                    tokio::time::sleep(retry_after).await;
+                    // The pause is when there is likely to be room, and there may be some before: a caller with less time
+                    // than that tries once more at its end.
+                    tokio::time::sleep(retry_after.min(left - LAST_TRY)).await;
                 }
                 done => return done,
             }

@@ -2,14 +2,7 @@
 
 use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
 
-macro_rules! counters {
-    ($($name:ident = $text:literal, $label:literal, $help:literal;)*) => {
-        $(pub(crate) const $name: Counter =
-            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
-    };
-}
-
-counters! {
+ron_core::counters! {
     COMMITS = "commits", "", "Entries committed here";
     CAS_FAIL = "commit_cas_fail", "", "Blocks that another committer was ahead of, and proposals that fixed another head";
     APPROVAL_REJECTS = "approval_rejects", "reason", "Approvals that were not counted";

@@ -1,15 +1,8 @@
 //! What only the store counts.
 
-use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
+use ron_core::{GaugeSpec, HistogramSpec};
 
-macro_rules! counters {
-    ($($name:ident = $text:literal, $label:literal, $help:literal;)*) => {
-        $(pub(crate) const $name: Counter =
-            Counter::Own(OwnCounter { name: $text, help: $help, label: $label });)*
-    };
-}
-
-counters! {
+ron_core::counters! {
     PUTS = "puts", "result", "Objects put, by whether they were new";
     GETS = "gets", "", "Objects of which reading began";
     DELETES = "deletes", "", "Objects deleted";
@@ -24,7 +17,7 @@ counters! {
 }
 
 #[cfg(feature = "net")]
-counters! {
+ron_core::counters! {
     FETCHES = "fetches", "result", "Objects fetched from peers, by how that ended";
     FETCHED_BYTES = "fetched_bytes", "", "Verified bytes that came from peers";
     FETCH_DUPLICATE_BYTES = "fetch_duplicate_bytes", "", "Verified bytes that came from two peers";

@@ -14,7 +14,7 @@ use std::{
 use rustix::io::ReadWriteFlags;
 use rustix::{
     fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 
 use super::{Access, Disk, DiskError, DiskLock, Entry, File, RawFile, components, parent, same_dir};
@@ -159,7 +159,7 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, dir: &Path) -> Result<(), DiskError> {
         let fd = self.dir("sync directory", dir)?;
-        rustix::fs::fsync(&fd).map_err(|errno| failed("sync directory", dir, errno))
+        retry_on_intr(|| rustix::fs::fsync(&fd)).map_err(|errno| failed("sync directory", dir, errno))
     }
 
     fn lock(&self, path: &Path) -> Result<DiskLock, DiskError> {
@@ -223,7 +223,8 @@ impl RawFile for RealFile {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), offset, len) {
+        // A signal may interrupt it, unlike the calls above, and the standard library does not ask again here.
+        match retry_on_intr(|| rustix::fs::fallocate(&self.0, FallocateFlags::empty(), offset, len)) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(errno) => Err(errno.into()),
         }

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
-use crate::{IdError, NodeId};
+use crate::{ConfigError, IdError, NodeId};
 
 /// A node that can be reached, and where. Read and written as `NODE_ID@IP:PORT`, with commas between several addresses;
 /// nothing behind the `@` is a node that only dials. A node id is 64 lowercase hex digits.
@@ -20,6 +20,23 @@ impl Contact {
     #[must_use]
     pub fn unlisted(id: NodeId) -> Self {
         Contact { id, addrs: [].into() }
+    }
+
+    /// Whether others can dial all of these addresses, which a node is about to tell them as its own: for builders. A node that
+    /// tells an address nobody can dial is in nobody's table and has no neighbours but those it finds itself, and neither it
+    /// nor they would say why.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfRange`] (`external`) with the first that they cannot.
+    pub fn check_external(addrs: &[SocketAddr]) -> Result<(), ConfigError> {
+        match addrs.iter().find(|addr| addr.ip().is_unspecified() || addr.port() == 0) {
+            Some(addr) => Err(ConfigError::OutOfRange {
+                key: "external",
+                value: addr.to_string(),
+                allowed: "addresses that others can dial: 0.0.0.0 and [::] only say where to listen",
+            }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -94,6 +111,20 @@ impl FromStr for Contact {
 #[cfg(all(test, not(ron_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_addresses_that_can_be_dialled_are_told() {
+        let check = |addrs: &[&str]| {
+            let addrs: Vec<SocketAddr> = addrs.iter().map(|addr| addr.parse().unwrap()).collect();
+            Contact::check_external(&addrs)
+        };
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&["192.0.2.7:1", "[2001:db8::1]:1"]), Ok(()));
+        for addr in ["0.0.0.0:1", "[::]:1", "192.0.2.7:0"] {
+            let refused = check(&["192.0.2.7:1", addr]).unwrap_err();
+            assert!(matches!(&refused, ConfigError::OutOfRange { value, .. } if value == addr), "{refused}");
+        }
+    }
 
     #[test]
     fn a_contact_is_read_as_it_is_written() {

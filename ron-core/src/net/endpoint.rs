@@ -308,8 +308,8 @@ impl Endpoint {
     }
 
     /// A link to `peer` for `alpn`, over the first of `addrs` that answers as that peer. Dropping the future closes
-    /// whatever was begun. An address at which another name was looked for in vain in the last three seconds is not
-    /// dialled again, unless it is `peer` who answered there: what was found then is told.
+    /// whatever was begun. If another node was looked for at an address within the last three seconds and not found, that
+    /// address is not dialled again and the earlier error is returned, unless it was `peer` that answered there.
     ///
     /// # Errors
     /// [`NetError::WrongIdentity`], [`NetError::ProtocolRefused`] and the like when somebody answered and it was not
@@ -376,9 +376,9 @@ impl Endpoint {
         Ok(addr)
     }
 
-    /// Listens on `addr`, which is one of [`local_addrs`](Self::local_addrs), no more. Links that are open stay, and
-    /// handshakes that have begun go on. Says whether it had listened there; when this returns, nobody new comes in.
-    /// Dropping the future changes nothing about that it ends.
+    /// Stops listening on `addr`, one of [`local_addrs`](Self::local_addrs). Open links stay, and handshakes that have begun
+    /// are finished. Returns whether it was listening there. Once it has returned, nobody new is accepted on `addr`.
+    /// Dropping the future does not undo it.
     pub async fn unlisten(&self, addr: SocketAddr) -> bool {
         let closing = {
             let mut listeners = self.shared.listeners.lock();

@@ -274,8 +274,8 @@ pub trait Service: Send + Sync + 'static {
         let _ = (session, reason);
     }
 
-    /// The [`Peers`] that this was given to take no more links: they were asked to stop, or to end at once. Requests that
-    /// were taken go on. Whoever holds something that holds the peers lets go of it here, or neither is ever freed.
+    /// These [`Peers`] take no more links: they are stopping, or were aborted. Requests already accepted go on. If this
+    /// service holds something that owns the `Peers`, drop it here; otherwise the two keep each other alive.
     fn closed(&self) {}
 }
 

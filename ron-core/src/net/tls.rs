@@ -66,8 +66,7 @@ impl KeyPolicy {
     fn provider(self) -> Arc<CryptoProvider> {
         use aws_lc_rs::kx_group::{X25519, X25519MLKEM768};
         let kx_groups = match self {
-            KeyPolicy::ClassicalOk if cfg!(feature = "pq") => vec![X25519MLKEM768, X25519],
-            KeyPolicy::ClassicalOk => vec![X25519, X25519MLKEM768],
+            KeyPolicy::ClassicalOk => vec![X25519MLKEM768, X25519],
             KeyPolicy::PqOnly => vec![X25519MLKEM768],
             KeyPolicy::ClassicalOnly => vec![X25519],
         };

@@ -7,9 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{
-    CallError, Deadline, LaneSpec, MemoryBudget, Pool, PoolSpec, Stopped, Supervisor, Task, TaskEnd, TaskSpec,
-};
+use ron_core::{CallError, Deadline, LaneSpec, Pool, PoolSpec, Stopped, Supervisor, Task, TaskEnd, TaskSpec};
 
 use super::{registered, series, settle, soon};
 
@@ -164,24 +162,6 @@ async fn a_job_whose_time_ran_out_in_the_queue_is_not_begun() {
     tokio::time::sleep(seconds(3)).await;
     assert_eq!(first.get(), Some(Ok(())));
     assert_eq!(begun.load(Ordering::SeqCst), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn jobs_hold_their_bytes_until_they_are_done() {
-    let supervisor = Supervisor::new("pool");
-    let budget = MemoryBudget::new("memory", 10);
-    let pool =
-        Pool::start_weighed(&supervisor, spec(2), &budget, |pause: Duration, _| tokio::time::sleep(pause));
-    let (first, second) =
-        tokio::join!(pool.call_weighing("put", seconds(1), 8, Deadline::after(seconds(5))), async {
-            settle().await;
-            assert_eq!(budget.used(), 8, "at work, not in the queue, and still counted");
-            pool.call_weighing("put", seconds(1), 8, Deadline::after(seconds(5))).await
-        });
-    assert_eq!(first, Ok(()));
-    assert!(matches!(second, Err(CallError::Busy { what: "memory", .. })), "{second:?}");
-    settle().await;
-    assert_eq!(budget.used(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,7 +64,7 @@ pub struct Entry {
 impl Entry {
     /// When it last answered us, to a tenth of a second.
     #[must_use]
-    pub fn seen(&self) -> Duration {
+    pub(crate) fn seen(&self) -> Duration {
         Duration::from_millis(u64::from(self.seen) * 100)
     }
 

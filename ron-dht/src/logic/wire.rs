@@ -215,18 +215,18 @@ pub enum Answer {
     /// What became of the records of a PROVIDE, in their order.
     Provided {
         /// One for each record.
-        results: Vec<Outcome>,
+        results: Vec<RecordOutcome>,
     },
     /// What became of the values of a STORE, in their order.
     Stored {
         /// One for each value.
-        results: Vec<Outcome>,
+        results: Vec<RecordOutcome>,
     },
 }
 
 /// What became of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RecordOutcome {
     /// It is kept.
     Kept,
     /// Its holder is full, or the publisher's share is used up. Others may have room.
@@ -249,14 +249,14 @@ pub enum Outcome {
     Unknown,
 }
 
-impl From<&Result<Inserted, RecordError>> for Outcome {
+impl From<&Result<Inserted, RecordError>> for RecordOutcome {
     fn from(result: &Result<Inserted, RecordError>) -> Self {
         match result {
-            Ok(_) => Outcome::Kept,
-            Err(RecordError::Stale { held }) => Outcome::Stale { held: *held },
-            Err(RecordError::Conflict { held }) => Outcome::Conflict { held: *held },
-            Err(error) if error.is_quota() => Outcome::Full,
-            Err(_) => Outcome::Invalid,
+            Ok(_) => RecordOutcome::Kept,
+            Err(RecordError::Stale { held }) => RecordOutcome::Stale { held: *held },
+            Err(RecordError::Conflict { held }) => RecordOutcome::Conflict { held: *held },
+            Err(error) if error.is_quota() => RecordOutcome::Full,
+            Err(_) => RecordOutcome::Invalid,
         }
     }
 }
@@ -592,23 +592,23 @@ const RESULT_SKIPPED: u64 = 5;
 /// What an outcome that we did not understand is passed on as.
 const RESULT_UNKNOWN: u64 = u64::MAX;
 
-fn write_results(cbor: &mut Cbor, results: &[Outcome]) -> Written {
+fn write_results(cbor: &mut Cbor, results: &[RecordOutcome]) -> Written {
     cbor.map(1)?.u64(ANSWER_RESULTS)?.array(results.len() as u64)?;
     for result in results {
         match result {
-            Outcome::Kept => cbor.u64(RESULT_KEPT)?,
-            Outcome::Full => cbor.u64(RESULT_FULL)?,
-            Outcome::Stale { held } => cbor.array(2)?.u64(RESULT_STALE)?.u64(*held)?,
-            Outcome::Conflict { held } => cbor.array(2)?.u64(RESULT_CONFLICT)?.u64(*held)?,
-            Outcome::Invalid => cbor.u64(RESULT_INVALID)?,
-            Outcome::Skipped => cbor.u64(RESULT_SKIPPED)?,
-            Outcome::Unknown => cbor.u64(RESULT_UNKNOWN)?,
+            RecordOutcome::Kept => cbor.u64(RESULT_KEPT)?,
+            RecordOutcome::Full => cbor.u64(RESULT_FULL)?,
+            RecordOutcome::Stale { held } => cbor.array(2)?.u64(RESULT_STALE)?.u64(*held)?,
+            RecordOutcome::Conflict { held } => cbor.array(2)?.u64(RESULT_CONFLICT)?.u64(*held)?,
+            RecordOutcome::Invalid => cbor.u64(RESULT_INVALID)?,
+            RecordOutcome::Skipped => cbor.u64(RESULT_SKIPPED)?,
+            RecordOutcome::Unknown => cbor.u64(RESULT_UNKNOWN)?,
         };
     }
     Ok(())
 }
 
-fn read_results(body: &[u8], max: usize) -> Result<Vec<Outcome>, WireError> {
+fn read_results(body: &[u8], max: usize) -> Result<Vec<RecordOutcome>, WireError> {
     let mut results = None;
     read_only_map(body, |key, cbor| match key {
         ANSWER_RESULTS => {
@@ -620,24 +620,24 @@ fn read_results(body: &[u8], max: usize) -> Result<Vec<Outcome>, WireError> {
 }
 
 /// A number, or a number and the sequence that is held.
-fn read_result(cbor: &mut Decoder<'_>) -> Result<Outcome, WireError> {
+fn read_result(cbor: &mut Decoder<'_>) -> Result<RecordOutcome, WireError> {
     if cbor.datatype()? == Type::Array {
         if cbor.array()? != Some(2) {
             return Err(WireError::Malformed);
         }
         let (code, held) = (cbor.u64()?, cbor.u64()?);
         return Ok(match code {
-            RESULT_STALE => Outcome::Stale { held },
-            RESULT_CONFLICT => Outcome::Conflict { held },
-            _ => Outcome::Unknown,
+            RESULT_STALE => RecordOutcome::Stale { held },
+            RESULT_CONFLICT => RecordOutcome::Conflict { held },
+            _ => RecordOutcome::Unknown,
         });
     }
     Ok(match cbor.u64()? {
-        RESULT_KEPT => Outcome::Kept,
-        RESULT_FULL => Outcome::Full,
-        RESULT_INVALID => Outcome::Invalid,
-        RESULT_SKIPPED => Outcome::Skipped,
-        _ => Outcome::Unknown,
+        RESULT_KEPT => RecordOutcome::Kept,
+        RESULT_FULL => RecordOutcome::Full,
+        RESULT_INVALID => RecordOutcome::Invalid,
+        RESULT_SKIPPED => RecordOutcome::Skipped,
+        _ => RecordOutcome::Unknown,
     })
 }
 
@@ -678,13 +678,13 @@ mod tests {
 
     fn answers() -> Vec<Answer> {
         let results = vec![
-            Outcome::Kept,
-            Outcome::Full,
-            Outcome::Stale { held: 7 },
-            Outcome::Conflict { held: u64::MAX },
-            Outcome::Invalid,
-            Outcome::Skipped,
-            Outcome::Unknown,
+            RecordOutcome::Kept,
+            RecordOutcome::Full,
+            RecordOutcome::Stale { held: 7 },
+            RecordOutcome::Conflict { held: u64::MAX },
+            RecordOutcome::Invalid,
+            RecordOutcome::Skipped,
+            RecordOutcome::Unknown,
         ];
         let closer: Vec<_> = (0..20).map(|seed| contact(seed, 8)).collect();
         let largest = vec![blob(PROVIDER_BYTES_MAX); PROVIDERS_MAX];
@@ -738,7 +738,7 @@ mod tests {
         ]
         .concat();
         check(Answer::Nodes { closer: vec![contact(1, 1)] }.encode(), (2, &nodes));
-        let results = vec![Outcome::Kept, Outcome::Stale { held: 4 }];
+        let results = vec![RecordOutcome::Kept, RecordOutcome::Stale { held: 4 }];
         check(Answer::Provided { results }.encode(), (4, &[0xa1, 0x00, 0x82, 0x00, 0x82, 0x02, 0x04]));
     }
 
@@ -757,7 +757,7 @@ mod tests {
         more.extend_from_slice(&[0x07, 0x82, 0x01, 0xf6, 0x18, 0x63, 0x61, 0x78]);
         assert_eq!(Request::decode(2, &more), Request::decode(2, &body));
         // An outcome of a later version, with or without something to it.
-        let results = Ok(Answer::Provided { results: vec![Outcome::Unknown, Outcome::Unknown] });
+        let results = Ok(Answer::Provided { results: vec![RecordOutcome::Unknown, RecordOutcome::Unknown] });
         assert_eq!(Answer::decode(4, &[0xa1, 0x00, 0x82, 0x18, 0x28, 0x82, 0x18, 0x28, 0x01]), results);
         assert_eq!(Request::decode(6, &body), Err(WireError::UnknownMethod { method: 6 }));
         assert_eq!(Answer::decode(0, &body), Err(WireError::UnknownMethod { method: 0 }));
@@ -825,12 +825,12 @@ mod tests {
 
     #[test]
     fn outcomes_follow_from_what_the_store_said() {
-        let check = |result, outcome| assert_eq!(Outcome::from(&result), outcome);
-        check(Ok(Inserted::Unchanged), Outcome::Kept);
-        check(Err(RecordError::KeyFull), Outcome::Full);
-        check(Err(RecordError::Stale { held: 3 }), Outcome::Stale { held: 3 });
-        check(Err(RecordError::Conflict { held: 0 }), Outcome::Conflict { held: 0 });
-        check(Err(RecordError::Malformed), Outcome::Invalid);
+        let check = |result, outcome| assert_eq!(RecordOutcome::from(&result), outcome);
+        check(Ok(Inserted::Unchanged), RecordOutcome::Kept);
+        check(Err(RecordError::KeyFull), RecordOutcome::Full);
+        check(Err(RecordError::Stale { held: 3 }), RecordOutcome::Stale { held: 3 });
+        check(Err(RecordError::Conflict { held: 0 }), RecordOutcome::Conflict { held: 0 });
+        check(Err(RecordError::Malformed), RecordOutcome::Invalid);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use ron_core::{Deadline, TaskSpec, now};
-use ron_dht::{Dht, DhtError, LookupSettings, Outcome, Reason, Settings, network::Failure};
+use ron_dht::{Dht, DhtError, Failure, LookupSettings, Outcome, Reason, Settings};
 
 use super::world::{World, host, key, soon};
 

@@ -58,7 +58,7 @@ async fn what_strangers_sent_does_not_end_a_search() {
     let records: Vec<_> = (1..=3).map(|who| forged(who, key(1))).collect();
     let records = records.iter().map(|record| record.encoded().clone()).collect();
     let kept = world.ask(dht.node_id(), id(7), Request::Provide { records }).await.unwrap();
-    assert_eq!(kept, Answer::Provided { results: vec![wire::Outcome::Kept; 3] });
+    assert_eq!(kept, Answer::Provided { results: vec![wire::RecordOutcome::Kept; 3] });
     for enough in 1..=3 {
         let mut found = dht.find_providers(key(1), NonZeroUsize::new(enough).unwrap(), soon()).unwrap();
         let ids = ids(&mut found).await;

@@ -9,7 +9,7 @@ use ron_core::{
 };
 use ron_dht::{
     Dht, DhtError, Key, Limits, LookupSettings, ProviderRecord, Reason, Settings, Value,
-    network::{Answer, Outcome, Put, Request, Sender, Served, Want},
+    network::{Answer, Put, RecordOutcome, Request, Sender, Served, Want},
 };
 
 use super::world::{Counts, START, World, host, id, key, soon};
@@ -428,7 +428,7 @@ async fn long_answers_count_against_whoever_asks() {
     host.shutdown().await;
 }
 
-async fn give(world: &World, dht: &Dht, who: u8, what: Key) -> Outcome {
+async fn give(world: &World, dht: &Dht, who: u8, what: Key) -> RecordOutcome {
     let stranger = Identity::from_seed(&[who; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
     let record = ProviderRecord::sign(&stranger, what, &addrs, 1, START, 3600 * SECOND);
@@ -447,12 +447,12 @@ async fn quotas_refuse_and_say_which() {
     let settings = Settings { records, ..Settings::default() };
     let dht = world.node(1000, &host, Dht::builder().settings(settings).metrics(counts.metrics())).await;
     for number in 0..3 {
-        assert_eq!(give(&world, &dht, 1, key(number)).await, Outcome::Kept);
+        assert_eq!(give(&world, &dht, 1, key(number)).await, RecordOutcome::Kept);
     }
-    assert_eq!(give(&world, &dht, 1, key(3)).await, Outcome::Full);
+    assert_eq!(give(&world, &dht, 1, key(3)).await, RecordOutcome::Full);
     assert_eq!(counts.get("quota_reject_total{kind=\"records_per_publisher\"}"), 1);
-    assert_eq!(give(&world, &dht, 2, key(0)).await, Outcome::Kept);
-    assert_eq!(give(&world, &dht, 3, key(0)).await, Outcome::Full);
+    assert_eq!(give(&world, &dht, 2, key(0)).await, RecordOutcome::Kept);
+    assert_eq!(give(&world, &dht, 3, key(0)).await, RecordOutcome::Full);
     assert_eq!(counts.get("quota_reject_total{kind=\"records_per_key\"}"), 1);
     assert_eq!(dht.status().records, 4);
     tokio::time::sleep(120 * SECOND).await;
@@ -465,7 +465,7 @@ async fn quotas_refuse_and_say_which() {
     *forged.last_mut().unwrap() ^= 1;
     let request = Request::Provide { records: vec![forged.into()] };
     let answer = world.ask(dht.node_id(), id(1), request).await.unwrap();
-    assert_eq!(answer, Answer::Provided { results: vec![Outcome::Invalid] });
+    assert_eq!(answer, Answer::Provided { results: vec![RecordOutcome::Invalid] });
     assert_eq!(counts.get("record_rejects_total{reason=\"record_signature\"}"), 1);
     assert_eq!(counts.get("requests_total{method=\"provide\"}"), 7);
     host.shutdown().await;

@@ -9,8 +9,8 @@ use ron_core::{
     sim::{CrashStyle, SimDisk},
 };
 use ron_dht::{
-    Builder, Dht, ProviderRecord, Settings,
-    network::{Answer, Outcome, Request, Sender, Served, Want},
+    Builder, Dht, ProviderRecord, Settings, Value,
+    network::{Answer, Put, RecordOutcome, Request, Sender, Served, Want},
 };
 
 use super::world::{Counts, START, World, host, key, soon};
@@ -23,7 +23,7 @@ fn durable(disk: &SimDisk) -> Builder {
 }
 
 /// Asks a node to keep somebody's record for a key, as a peer would.
-async fn give(world: &World, dht: &Dht, number: u64) -> Outcome {
+async fn give(world: &World, dht: &Dht, number: u64) -> RecordOutcome {
     let stranger = Identity::from_seed(&[9; 32]);
     let addrs = ["10.9.9.9:1".parse().unwrap()];
     let record = ProviderRecord::sign(&stranger, key(number), &addrs, 1, world.unix(), 2 * HOUR);
@@ -62,7 +62,7 @@ async fn crash(first: Supervisor, dht: Dht, disk: &SimDisk, style: CrashStyle) {
 async fn records_and_schedule_are_there_after_a_restart() {
     let (world, disk, first) = (World::of(60), SimDisk::new(), host());
     let dht = world.node(1000, &first, durable(&disk)).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     dht.provide(key(7), soon()).await.unwrap();
     dht.provide(key(8), soon()).await.unwrap();
     dht.withdraw(key(8), soon()).await.unwrap();
@@ -120,7 +120,7 @@ async fn kept_means_durable_whenever_the_crash_comes() {
         let dht = world.node(1000, &first, durable(&disk)).await;
         let mut kept = Vec::new();
         for number in 0..20 {
-            if give(&world, &dht, number).await == Outcome::Kept {
+            if give(&world, &dht, number).await == RecordOutcome::Kept {
                 kept.push(number);
             }
         }
@@ -143,17 +143,17 @@ async fn kept_means_durable_whenever_the_crash_comes() {
 async fn what_the_disk_did_not_take_is_not_said_to_be_kept() {
     let (world, disk, first) = (World::of(40), SimDisk::new(), host());
     let dht = world.node(1000, &first, durable(&disk)).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     disk.capacity(Some(used(&disk)));
     let mut number = 2;
-    while give(&world, &dht, number).await == Outcome::Kept {
+    while give(&world, &dht, number).await == RecordOutcome::Kept {
         number += 1;
     }
-    assert_eq!(give(&world, &dht, number).await, Outcome::Skipped);
+    assert_eq!(give(&world, &dht, number).await, RecordOutcome::Skipped);
     assert!(!dht.ready().writes, "{:?}", dht.ready());
     disk.capacity(None);
     tokio::time::sleep(Duration::from_secs(200)).await;
-    assert_eq!(give(&world, &dht, number).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, number).await, RecordOutcome::Kept);
     assert!(dht.ready().writes, "{:?}", dht.ready());
     crash(first, dht, &disk, CrashStyle::LoseUnsynced).await;
     let second = host();
@@ -175,7 +175,7 @@ async fn the_journal_does_not_grow_for_ever() {
         for who in 0..3 {
             let records = (0..10).map(|what| signed(who, what, round)).collect();
             let answer = world.ask(dht.node_id(), super::world::id(1), Request::Provide { records }).await;
-            assert_eq!(answer.unwrap(), Answer::Provided { results: vec![Outcome::Kept; 10] });
+            assert_eq!(answer.unwrap(), Answer::Provided { results: vec![RecordOutcome::Kept; 10] });
         }
         tokio::time::sleep(Duration::from_secs(100)).await;
         largest = largest.max(used(&disk));
@@ -187,6 +187,35 @@ async fn the_journal_does_not_grow_for_ever() {
     let dht = world.node(1000, &second, small()).await;
     assert_eq!(dht.status().records, 30);
     second.shutdown().await;
+}
+
+/// A store that was to be written anew on a disk without the room for it wrote as much of itself as there was room for, every
+/// minute, until the disk was full and nothing was kept any more.
+#[tokio::test(start_paused = true)]
+async fn the_store_is_written_anew_only_where_there_is_room() {
+    let (world, disk, host) = (World::of(40), SimDisk::new(), host());
+    let dht = world.node(1000, &host, durable(&disk)).await;
+    for seq in 1..=4 {
+        for who in 0..150 {
+            let owner = Identity::from_seed(&[who; 32]);
+            let value = Value::mutable(&owner, b"", seq, &[who; 16_000], 2 * HOUR).unwrap();
+            let put = Put { value: value.encoded().clone(), expected: None };
+            let answer =
+                world.ask(dht.node_id(), owner.node_id(), Request::Store { values: vec![put] }).await;
+            assert_eq!(answer.unwrap(), Answer::Stored { results: vec![RecordOutcome::Kept] });
+        }
+    }
+    let before = used(&disk);
+    assert!(before > 9_000_000, "{before}");
+    // Of the 2.4 MB that are needed there is more than a piece, and less than all.
+    disk.capacity(Some(before + 1_500_000));
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(disk.used(), before);
+    assert!(dht.ready().writes, "{:?}", dht.ready());
+    disk.capacity(None);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(disk.used() < before / 2, "{}", disk.used());
+    host.shutdown().await;
 }
 
 fn signed(who: u8, what: u64, seq: u64) -> bytes::Bytes {
@@ -221,6 +250,44 @@ async fn whom_it_knew_is_asked_first_after_a_restart() {
     assert!(disk.bytes(path).is_some(), "an empty table does not replace what is there");
 }
 
+/// After a power cut a node without a seed that lives was back before its network: it asked each of those that it had known
+/// once, found nobody, and stayed alone for good.
+#[tokio::test(start_paused = true)]
+async fn whom_it_knew_is_asked_until_somebody_is_back() {
+    let (world, disk, first) = (World::of(60), SimDisk::new(), host());
+    world.node(1000, &first, durable(&disk)).await;
+    first.shutdown().await;
+    world.silence(world.peers());
+    let second = host();
+    let dht = world.start(1000, &second, durable(&disk)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(dht.peers().is_empty() && !dht.ready().reads);
+    let seeds: Vec<_> = world.peers().into_iter().take(4).collect();
+    world.silence_only(seeds);
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(dht.peers().len() > 20 && dht.ready().reads, "{}", dht.peers().len());
+    second.shutdown().await;
+}
+
+/// A node that had lost everybody tried the same thirty-two of its table again and again, and those may be the ones that are
+/// gone for good.
+#[tokio::test(start_paused = true)]
+async fn who_is_left_alone_tries_all_of_its_table_in_time() {
+    let (world, host) = (World::of(100), host());
+    let dht = world.node(1000, &host, Dht::builder()).await;
+    let table: Vec<_> = dht.peers().into_iter().map(|peer| peer.contact.id).collect();
+    assert!(table.len() > 40, "{}", table.len());
+    world.silence(world.peers());
+    tokio::time::sleep(2 * HOUR).await;
+    assert!(!dht.ready().reads, "{:?}", dht.ready());
+    let back: Vec<_> = dht.peers().into_iter().map(|peer| peer.contact.id).skip(32).collect();
+    let seeds = world.peers().into_iter().take(4).collect::<Vec<_>>();
+    world.silence_only(world.peers().into_iter().filter(|id| seeds.contains(id) || !back.contains(id)));
+    tokio::time::sleep(HOUR).await;
+    assert!(dht.ready().reads, "{:?}", dht.ready());
+    host.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_real_directory_does_as_well() {
     let dir = tempfile::tempdir().unwrap();
@@ -229,7 +296,7 @@ async fn a_real_directory_does_as_well() {
     let counts = Counts::new();
     let first = Supervisor::new("first");
     let dht = world.node(1000, &first, open().metrics(counts.metrics())).await;
-    assert_eq!(give(&world, &dht, 1).await, Outcome::Kept);
+    assert_eq!(give(&world, &dht, 1).await, RecordOutcome::Kept);
     dht.provide(key(7), soon()).await.unwrap();
     // Two nodes in one directory would undo each other's words.
     let twice = world.start(1001, &first, open()).await.unwrap_err();

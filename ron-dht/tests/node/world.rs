@@ -18,8 +18,8 @@ use ron_core::{
     prometheus_client::{encoding::text::encode, registry::Registry},
 };
 use ron_dht::{
-    Builder, Contact, Dht, DhtError, Key, ProviderRecord, Value,
-    network::{Answer, Answers, Failure, Network, Outcome, Put, Reply, Request, Sender, Served, Want},
+    Builder, Contact, Dht, DhtError, Failure, Key, ProviderRecord, Value,
+    network::{Answer, Answers, Network, Put, RecordOutcome, Reply, Request, Sender, Served, Want},
 };
 use tokio::time::Instant;
 
@@ -148,6 +148,11 @@ impl World {
 
     pub(crate) fn silence(&self, peers: impl IntoIterator<Item = NodeId>) {
         self.state().silent.extend(peers);
+    }
+
+    /// Nobody but these is silent from now on.
+    pub(crate) fn silence_only(&self, peers: impl IntoIterator<Item = NodeId>) {
+        self.state().silent = peers.into_iter().collect();
     }
 
     pub(crate) fn busy(&self, times: usize) {
@@ -325,7 +330,11 @@ impl World {
                 let mut results = Vec::new();
                 for encoded in records {
                     let record = ProviderRecord::decode(encoded).unwrap();
-                    results.push(if state.refuse_records { Outcome::Full } else { Outcome::Kept });
+                    results.push(if state.refuse_records {
+                        RecordOutcome::Full
+                    } else {
+                        RecordOutcome::Kept
+                    });
                     if !state.refuse_records && !state.forgetful.contains(&to) {
                         state.kept.insert((record.key(), to), record.seq());
                         state.records.insert(record.key(), vec![encoded.clone()]);
@@ -342,19 +351,19 @@ impl World {
 }
 
 impl State {
-    fn store(&mut self, to: NodeId, put: &Put) -> Outcome {
+    fn store(&mut self, to: NodeId, put: &Put) -> RecordOutcome {
         let value = Value::decode(&put.value).unwrap();
         let seq = |value: &Value| value.signer().map_or(0, |signer| signer.seq);
         let held = self.values.get(&(value.key(), to)).map(seq);
         match held {
-            Some(held) if held > seq(&value) => return Outcome::Stale { held },
+            Some(held) if held > seq(&value) => return RecordOutcome::Stale { held },
             Some(held) if put.expected.is_some_and(|expected| expected != held) => {
-                return Outcome::Conflict { held };
+                return RecordOutcome::Conflict { held };
             }
             _ if self.forgetful.contains(&to) => {}
             _ => drop(self.values.insert((value.key(), to), value)),
         }
-        Outcome::Kept
+        RecordOutcome::Kept
     }
 }
 

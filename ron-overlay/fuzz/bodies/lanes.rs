@@ -1,9 +1,12 @@
 //! What the fuzzer and the replay of its corpus both run.
 
-use ron_overlay::logic::{
-    gossip::Class,
-    lanes::{Lanes, Overflow, Pushed},
-    message::TopicId,
+use ron_overlay::{
+    Overflow,
+    logic::{
+        gossip::Class,
+        lanes::{Lanes, Pushed},
+        message::TopicId,
+    },
 };
 
 const FRAMES: usize = 8;

@@ -6,6 +6,8 @@
 //! frames, and all together for so many bytes; what does not fit is refused, or takes the place of the oldest of its
 //! own topic.
 
+use ron_core::Overflow;
+
 use super::{fair::Fair, gossip::Class, message::TopicId};
 
 /// What each topic may send before the next has its turn, in bytes. About one chunk, so that a turn is never wasted.
@@ -13,16 +15,6 @@ const QUANTUM: usize = 64 << 10;
 
 /// One in so many frames is of bulk.
 const BULK_ONE_IN: u32 = 16;
-
-/// What happens to a frame that finds no room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Overflow {
-    /// It is refused, which keeps what waits young.
-    #[default]
-    RejectNewest,
-    /// It takes the place of the oldest of its own topic and class.
-    ShedOldest,
-}
 
 /// What was done with a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]

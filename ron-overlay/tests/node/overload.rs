@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ron_core::{NodeId, now, sim::Line};
+use ron_core::{Deadline, NodeId, now, sim::Line};
 use ron_overlay::{Delivery, Event, Overflow, OverlayError, PeerSettings, Settings, Subscription};
 
 use super::world::{Member, SECOND, World, ip, ms, soon, stop};
@@ -57,6 +57,34 @@ async fn a_saturated_link_makes_publishers_busy_and_loses_nothing() {
     assert_eq!(one.count("backpressure_events_total{peer=\"neighbour\"}"), refused);
     assert_eq!(one.count("queue_dropped_total{queue=\"egress\"}"), 0);
     assert!(one.count("let_go_total{reason=\"digest_early\"}") > 0, "who is being sent it need not fetch it");
+    stop(members.into_iter().map(|member| member.node)).await;
+}
+
+/// Whoever waits for room tries again before its deadline, though a link asks for a longer pause: it slept to the end and
+/// gave up, while there had long been room.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_tries_once_more_at_the_end() {
+    let world = World::new(9);
+    let settings = Settings {
+        peer: PeerSettings { inflight_frames: 300, ..PeerSettings::default() },
+        subscription_lane: 10_000,
+        ..Settings::default()
+    };
+    let members = world.swarm(2, &settings).await;
+    world.net.set_line(ip(1), ip(2), thin());
+    flood(&members[0], 1000, 10 * SECOND).await;
+    let retry_after = loop {
+        match members[0].topic.publish(vec![0; 1000], soon()).await {
+            Ok(_) => {}
+            Err(OverlayError::Busy { retry_after, .. }) => break retry_after,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let patience = retry_after.mul_f64(0.9);
+    assert!(patience > SECOND / 2, "{retry_after:?}");
+    let before = now();
+    let waited = members[0].topic.publish_when_free(vec![0; 1000], Deadline::after(patience)).await;
+    assert!(waited.is_ok() && before.elapsed() < patience, "{waited:?} after {:?}", before.elapsed());
     stop(members.into_iter().map(|member| member.node)).await;
 }
 

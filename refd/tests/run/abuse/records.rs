@@ -12,7 +12,7 @@ use ron_core::{
 };
 use ron_dht::{
     Key, ProviderRecord,
-    network::{Answer, Outcome, Request, Want},
+    network::{Answer, RecordOutcome as Outcome, Request, Want},
 };
 
 use super::{

@@ -18,7 +18,7 @@ use ron_core::{
 };
 use ron_dht::{
     Key, ProviderRecord,
-    network::{Answer, Outcome, Request as Asked},
+    network::{Answer, RecordOutcome as Outcome, Request as Asked},
 };
 
 use serde_json::Value;

@@ -6,7 +6,7 @@ use ron_core::net::{
     oap::Code,
     rpc::{Method, RpcError},
 };
-use ron_dht::{Key, network::Outcome};
+use ron_dht::{Key, network::RecordOutcome as Outcome};
 
 use super::{
     node,

@@ -6,13 +6,15 @@
 use bytes::Bytes;
 use minicbor::{Decoder, Encoder};
 
-use super::{CHUNK_BYTES, FRAME_BYTES_MAX, Flags, Frame, HEADER_BYTES, PROTO_CONTROL, VERSION};
+use super::{
+    super::cbor::{self, CborFault},
+    CHUNK_BYTES, FRAME_BYTES_MAX, Flags, Frame, HEADER_BYTES, PROTO_CONTROL, VERSION,
+};
 
 /// Bytes of the largest HELLO. Ours has about twenty; the rest is for later versions.
 const HELLO_BYTES_MAX: usize = 4096;
 
-/// Keys in the largest HELLO, and versions in its list.
-const KEYS_MAX: u64 = 64;
+/// Versions in the longest list.
 const VERSIONS_MAX: u64 = 16;
 
 const KEY_VERSIONS: u64 = 0;
@@ -89,6 +91,15 @@ impl HelloError {
     }
 }
 
+impl From<CborFault> for HelloError {
+    fn from(fault: CborFault) -> Self {
+        match fault {
+            CborFault::TooMany { .. } => HelloError::TooLarge,
+            _ => HelloError::Malformed,
+        }
+    }
+}
+
 impl From<minicbor::decode::Error> for HelloError {
     fn from(_: minicbor::decode::Error) -> Self {
         HelloError::Malformed
@@ -139,31 +150,17 @@ impl Hello {
         if payload.len() > HELLO_BYTES_MAX {
             return Err(HelloError::TooLarge);
         }
-        let mut cbor = Decoder::new(payload);
-        let keys = cbor.map()?.ok_or(HelloError::Malformed)?;
-        if keys > KEYS_MAX {
-            return Err(HelloError::TooLarge);
-        }
         let (mut versions, mut frame, mut inflight, mut features) = (None, None, None, None);
-        let mut previous = None;
-        for _ in 0..keys {
-            let key = cbor.u64()?;
-            // Ascending also means that none comes twice.
-            if previous.is_some_and(|previous| previous >= key) {
-                return Err(HelloError::Malformed);
-            }
-            previous = Some(key);
+        cbor::read_only_map(payload, |key, cbor| -> Result<bool, HelloError> {
             match key {
-                KEY_VERSIONS => versions = Some(read_versions(&mut cbor)?),
+                KEY_VERSIONS => versions = Some(read_versions(cbor)?),
                 KEY_FRAME_BYTES_MAX => frame = Some(cbor.u64()?),
                 KEY_INFLIGHT_MAX => inflight = Some(cbor.u64()?),
                 KEY_FEATURES => features = Some(cbor.u64()?),
-                _ => cbor.skip()?,
+                _ => return Ok(false),
             }
-        }
-        if cbor.position() != payload.len() {
-            return Err(HelloError::Malformed);
-        }
+            Ok(true)
+        })?;
         let frame = required(frame, KEY_FRAME_BYTES_MAX)?;
         if frame < Self::FRAME_BYTES_LEAST.into() {
             return Err(HelloError::OutOfRange { key: KEY_FRAME_BYTES_MAX as u8 });
@@ -271,6 +268,9 @@ mod tests {
         check(&edited(7, 0), HelloError::OutOfRange { key: 1 });
         check(&vec![0; HELLO_BYTES_MAX + 1], HelloError::TooLarge);
         check(&[0xb8, 65], HelloError::TooLarge);
+        // What is skipped has a form too.
+        check(&[0xa1, 9, 0x81, 0x9f, 0xff], HelloError::Malformed);
+        check(&[0xa1, 9, 0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 1], HelloError::TooLarge);
     }
 
     #[test]

@@ -4,10 +4,13 @@
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
-use minicbor::{Decoder, Encoder, data::Type};
+use minicbor::{Decoder, Encoder};
 
 use super::{
-    super::oap::{Code, Frame, PROTO_CONTROL},
+    super::{
+        cbor::{self, CborFault},
+        oap::{Code, Frame, PROTO_CONTROL},
+    },
     Fault,
 };
 
@@ -18,8 +21,6 @@ pub(super) const ASK_BYTES_MAX: usize = 256;
 const CONTROL_BYTES_MAX: usize = 256;
 const FAULT_BYTES_MAX: usize = 1024;
 const REASON_BYTES_MAX: usize = 256;
-
-const KEYS_MAX: u64 = 16;
 
 /// The longest pause that a peer can talk a caller into.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
@@ -49,6 +50,15 @@ pub enum EnvelopeError {
         /// The key.
         key: u8,
     },
+}
+
+impl From<CborFault> for EnvelopeError {
+    fn from(fault: CborFault) -> Self {
+        match fault {
+            CborFault::TooMany { .. } => EnvelopeError::TooLarge,
+            _ => EnvelopeError::Malformed,
+        }
+    }
 }
 
 impl From<minicbor::decode::Error> for EnvelopeError {
@@ -96,9 +106,9 @@ impl Ask {
                 0 => method = Some(cbor.u64()?),
                 1 => budget_ms = cbor.u64()?,
                 2 => credit = cbor.u64()?,
-                _ => cbor.skip()?,
+                _ => return Ok(false),
             }
-            Ok(())
+            Ok(true)
         })?;
         let method = method.ok_or(EnvelopeError::Missing { key: 0 })?;
         let ask = Ask {
@@ -163,9 +173,9 @@ impl Control {
                 0 => kind = Some(cbor.u64()?),
                 1 => corr = Some(cbor.u64()?),
                 2 => chunks = Some(cbor.u64()?),
-                _ => cbor.skip()?,
+                _ => return Ok(false),
             }
-            Ok(())
+            Ok(true)
         })?;
         if read != payload.len() {
             return Err(EnvelopeError::Malformed);
@@ -221,9 +231,9 @@ impl Fault {
                         reason = if fits { text.to_owned() } else { String::new() };
                     }
                     1 => retry_after = Some(Duration::from_millis(cbor.u64()?).min(RETRY_AFTER_MAX)),
-                    _ => cbor.skip()?,
+                    _ => return Ok(false),
                 }
-                Ok(())
+                Ok(true)
             });
             if read.is_err() {
                 (reason, retry_after) = (String::new(), None);
@@ -245,32 +255,13 @@ fn write_map(into: &mut Vec<u8>, pairs: &[(u64, u64)]) {
     write().expect("writing to memory does not fail");
 }
 
-/// Reads a map of definite length with ascending keys, and returns how many bytes it took.
-fn read_map(
-    bytes: &[u8],
-    mut value: impl FnMut(u64, &mut Decoder<'_>) -> Result<(), minicbor::decode::Error>,
+/// Reads a map, and returns how many bytes it took.
+fn read_map<'b>(
+    bytes: &'b [u8],
+    entry: impl FnMut(u64, &mut Decoder<'b>) -> Result<bool, EnvelopeError>,
 ) -> Result<usize, EnvelopeError> {
     let mut cbor = Decoder::new(bytes);
-    let keys = cbor.map()?.ok_or(EnvelopeError::Malformed)?;
-    if keys > KEYS_MAX {
-        return Err(EnvelopeError::TooLarge);
-    }
-    let mut previous = None;
-    for _ in 0..keys {
-        let key = cbor.u64()?;
-        if previous.is_some_and(|previous| previous >= key) {
-            return Err(EnvelopeError::Malformed);
-        }
-        previous = Some(key);
-        // Skipping a container of indefinite depth would be work that the sender chooses.
-        if matches!(
-            cbor.datatype()?,
-            Type::ArrayIndef | Type::MapIndef | Type::BytesIndef | Type::StringIndef
-        ) {
-            return Err(EnvelopeError::Malformed);
-        }
-        value(key, &mut cbor)?;
-    }
+    cbor::read_map(&mut cbor, entry)?;
     Ok(cbor.position())
 }
 
@@ -302,6 +293,13 @@ mod tests {
         assert_eq!(decode(b"\xa1\x00\x1a\x00\x01\x00\x00"), Err(EnvelopeError::OutOfRange { key: 0 }));
         assert_eq!(decode(b"\xb8\x64"), Err(EnvelopeError::TooLarge));
         assert_eq!(decode(b"\xa1\x00\x61a"), Err(EnvelopeError::Malformed));
+        // What is skipped has a form too: definite length, and no deeper than eight.
+        assert_eq!(decode(b"\xa2\x00\x05\x09\x81\x9f\xff"), Err(EnvelopeError::Malformed));
+        assert_eq!(decode(b"\xa2\x00\x05\x09\x81\x81\x81\x81\x81\x81\x81\x81\x01"), Ok(5));
+        assert_eq!(
+            decode(b"\xa2\x00\x05\x09\x81\x81\x81\x81\x81\x81\x81\x81\x81\x01"),
+            Err(EnvelopeError::TooLarge)
+        );
     }
 
     #[test]

@@ -76,11 +76,11 @@ pub fn inventory() -> Inventory {
 pub struct PeersSettings {
     /// Of each session.
     pub rpc: RpcSettings,
-    /// Sessions at once. Default 1024. Beyond it the one that was unused longest is closed. If all are in use, one makes
-    /// room on which none of our calls is open: for anybody, if nothing has moved on it for ten seconds, and for a
-    /// session that we dialled in any case, whatever strangers have under way. If there is none, the new one is refused.
-    /// So who holds places by requests that take long, loses them to the next who comes; who keeps them busy, can keep
-    /// strangers out, up to what the endpoint grants one address, but not us.
+    /// Sessions at once. Default 1024. Beyond it, one is closed to make room: the one idle for longest; if none is idle,
+    /// one on which no call of ours is open and nothing has moved for ten seconds; and, for a session that we dialled, any
+    /// on which no call of ours is open. If there is none, the new session is refused. So a stranger cannot hold a place
+    /// with a slow request. Strangers that keep their sessions busy can keep other strangers out, up to what the endpoint
+    /// grants one address, but not our own dials.
     pub sessions_max: usize,
     /// How long one dial may take, whoever waits for it. Default 5 s.
     pub dial_timeout: Duration,

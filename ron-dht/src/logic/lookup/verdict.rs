@@ -130,7 +130,7 @@ pub struct Verdict {
     /// How many of them because others were silent.
     pub hedges: usize,
     /// Questions still out. Nobody waits for them any more: cancel them.
-    pub losers: Vec<NodeId>,
+    pub(crate) losers: Vec<NodeId>,
     /// Every question, in the order asked.
     pub trace: Vec<Asked>,
 }
@@ -159,7 +159,7 @@ impl Verdict {
     /// Whether those who answered tell how many there are: k of them, or all who were asked. Fewer, with others silent,
     /// would make a lossy link look like a small network.
     #[must_use]
-    pub fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let has_answered = |asked: &Asked| matches!(asked.outcome, Outcome::Answered { .. });
         self.closest.len() >= K || self.trace.iter().all(has_answered)
     }
@@ -167,7 +167,7 @@ impl Verdict {
     /// Whether a search of node `own` for a key of its bucket `bucket` shows that nobody alive is in there: whoever is in
     /// there is nearer to such a key than everybody else, and the nearest have answered. Silence shows nothing.
     #[must_use]
-    pub fn shows_vacant(&self, own: &NodeId, bucket: usize) -> bool {
+    pub(crate) fn shows_vacant(&self, own: &NodeId, bucket: usize) -> bool {
         let is_elsewhere = |nearest: &Contact| bucket_index(own, &nearest.id) != Some(bucket);
         self.reason == Reason::Complete && self.closest.first().is_some_and(is_elsewhere)
     }
