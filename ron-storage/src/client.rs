@@ -492,7 +492,14 @@ impl Client {
                 ask(key, &encoded(value));
             }
         }
-        let (upload, sent) = Uploading::new(source, options.len);
+        let (mut upload, sent) = Uploading::new(source, options.len);
+        if options.len == Some(0) {
+            let seen = deadline.limit("put", upload.see_empty()).await;
+            seen.map_err(|_| ClientError::Timeout { op: "put" })?;
+            if let Some(message) = sent.failed() {
+                return Err(ClientError::Source { message });
+            }
+        }
         let request = self.request(Method::POST, &format!("/o{query}"), Outgoing::new(upload));
         let answer = deadline.limit("put", self.inner.ask(request, deadline)).await;
         if let Some(message) = sent.failed() {
