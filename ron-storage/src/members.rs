@@ -492,7 +492,7 @@ impl Nodes for Members {
         Box::pin(std::future::ready(Ok(self.all())))
     }
 
-    fn leaves(&self, leaves: bool) {
+    fn on_leaving(&self, leaves: bool) {
         if self.shared.leaves.swap(leaves, Ordering::AcqRel) != leaves {
             self.shared.farewells.replace(BTreeSet::new());
             self.shared.bell.notify_one();

@@ -185,7 +185,7 @@ pub trait Nodes: fmt::Debug + Send + Sync + 'static {
 
     /// Told about once a second whether this node may leave: it was told to go, and other nodes have everything that it has.
     /// Tell the others, so that they no longer count on it.
-    fn leaves(&self, leaves: bool) {
+    fn on_leaving(&self, leaves: bool) {
         let _ = leaves;
     }
 

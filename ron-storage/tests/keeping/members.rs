@@ -217,7 +217,7 @@ async fn members_are_remembered_and_those_that_leave_are_not() {
     let third = start(&net, 2, secret("a"), &[0], None);
     rounds(3).await;
     assert_eq!(third.members.untold(), []);
-    third.members.leaves(true);
+    third.members.on_leaving(true);
     assert_eq!(third.members.untold(), names(&[0, 1]), "they would wait for it");
     // Everybody is told at once, and not when it is time for the next round.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -225,7 +225,7 @@ async fn members_are_remembered_and_those_that_leave_are_not() {
     for node in [&first, &second] {
         assert_eq!(known(node).await, names(&[0, 1]));
     }
-    third.members.leaves(false);
+    third.members.on_leaving(false);
     assert_eq!(third.members.untold(), []);
     rounds(2).await;
     assert_eq!(known(&first).await, names(&[0, 1, 2]));
