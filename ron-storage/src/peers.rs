@@ -58,7 +58,7 @@ pub use crate::logic::{
         answer,
     },
     proof::ProvenGroup,
-    wire::{CLAIM_BYTES_MAX, Decline, Held, Holding, IDS_MAX, Offer, RANGES_MAX, Want},
+    wire::{Decline, Held, Holding, IDS_MAX, OFFER_CLAIM_BYTES_MAX, Offer, RANGES_MAX, Want},
 };
 use crate::{TreeError, logic::proof::ProofReader};
 pub(crate) use links::LINKS;

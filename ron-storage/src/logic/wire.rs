@@ -35,7 +35,7 @@ pub const IDS_MAX: usize = 2048;
 pub const RANGES_MAX: usize = 64;
 
 /// Bytes of what comes with an offer.
-pub const CLAIM_BYTES_MAX: usize = 16 << 10;
+pub const OFFER_CLAIM_BYTES_MAX: usize = 16 << 10;
 
 /// Bytes of the words of a refusal.
 const REASON_BYTES_MAX: usize = 256;
@@ -338,7 +338,7 @@ impl Offer {
             match key {
                 0 => id = Some(ContentId::from_bytes(read_array(cbor, "id")?)),
                 1 => len = Some(cbor.u64()?),
-                2 => claim = read_bytes(cbor, ("claim", CLAIM_BYTES_MAX))?,
+                2 => claim = read_bytes(cbor, ("claim", OFFER_CLAIM_BYTES_MAX))?,
                 _ => return Ok(false),
             }
             Ok::<bool, CborFault>(true)
@@ -583,7 +583,7 @@ mod tests {
         let want = |ranges| Want::decode(&Want::part(id(1), ranges).encode());
         assert_eq!(want(vec![5..9; RANGES_MAX + 1]), Err(CborFault::TooMany { what: "ranges" }));
         assert_eq!(want(vec![5..5]), Err(CborFault::OutOfRange { what: "ranges" }));
-        let claim = Bytes::from(vec![0; CLAIM_BYTES_MAX + 1]);
+        let claim = Bytes::from(vec![0; OFFER_CLAIM_BYTES_MAX + 1]);
         let offer = Offer { id: id(1), len: 1, claim };
         assert_eq!(Offer::decode(&offer.encode()), Err(CborFault::TooMany { what: "claim" }));
         let state = b"\xa3\x00\xf5\x01\x41\x07\x02\x80";

@@ -10,7 +10,7 @@ use crate::{
     claims::{Claim, ClaimError, Manifest, Merged, Standing, Word},
     logic::{
         inventory::answer,
-        wire::{CLAIM_BYTES_MAX, read_question, write_parts},
+        wire::{OFFER_CLAIM_BYTES_MAX, read_question, write_parts},
         words::{
             self, IS_DRAINING, IS_DURABLE, Kind, NOT_HERE, NOT_NOW, PROMISED, TOLD_MAX, read_id, read_told,
             write_told,
@@ -46,7 +46,7 @@ pub(super) fn told(shared: &Shared, object: &ContentId, piece: &ContentId) -> By
     for (claim, manifest) in about {
         let item = write_told(&claim, manifest.as_ref());
         len += item.len() + 8;
-        if len > CLAIM_BYTES_MAX {
+        if len > OFFER_CLAIM_BYTES_MAX {
             break;
         }
         items.push(item);
