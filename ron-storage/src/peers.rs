@@ -167,7 +167,7 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Vec<Part>, PeerError>>;
 
-    /// Tells the peer's [`Policy`] something about claims, and returns what that answers: up to 256 KiB there and 1 MiB
+    /// Tells the peer's [`Judge`] something about claims, and returns what that answers: up to 256 KiB there and 1 MiB
     /// back.
     fn claims<'a>(
         &'a self,
@@ -178,7 +178,7 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Decides for the host about objects and claims that peers offer. Asked only about peers that [`Rules`] has let in.
-pub trait Policy: Send + Sync + 'static {
+pub trait Judge: Send + Sync + 'static {
     /// Whether to take an object, before any of it comes.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ pub trait Policy: Send + Sync + 'static {
 }
 
 /// Takes whatever there is room for.
-impl Policy for () {}
+impl Judge for () {}
 
 /// Says of a node whether it is trusted.
 pub type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
@@ -249,12 +249,12 @@ pub struct Rules {
     /// keeps copies here.
     pub trusts: Option<Trusts>,
     /// Decides about what is offered. The default takes whatever there is room for.
-    pub policy: Arc<dyn Policy>,
+    pub judge: Arc<dyn Judge>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { reads: None, writes: None, trusts: None, policy: Arc::new(()) }
+        Rules { reads: None, writes: None, trusts: None, judge: Arc::new(()) }
     }
 }
 

@@ -6,7 +6,7 @@
 //! nodes delete the last copies.
 //!
 //! The host says who keeps objects ([`Nodes`]; [`members::Members`](crate::members::Members) is one that finds them by a secret),
-//! serves the store with [`Keeping::policy`] to those whom it trusts, and puts with [`Keeping::put`]. All of it together:
+//! serves the store with [`Keeping::judge`] to those whom it trusts, and puts with [`Keeping::put`]. All of it together:
 //!
 //! ```no_run
 //! # use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@
 //! let nodes = Arc::new(members.clone());
 //! let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(links.clone()), nodes).start(&host)?;
 //! let trusts = Arc::new(move |node: &_| members.contains(node));
-//! links.serve(&store, Rules { policy: keeping.policy(), trusts: Some(trusts), ..Rules::default() });
+//! links.serve(&store, Rules { judge: keeping.judge(), trusts: Some(trusts), ..Rules::default() });
 //! // Acknowledged when two nodes have it. The secret's own key speaks for what all of them keep.
 //! let soon = Deadline::after(Duration::from_secs(10));
 //! keeping.put("hello".into(), Policy::Copies(2), &secret.owner(), Ack::Copies(2), soon).await?;
@@ -374,9 +374,9 @@ pub struct Keeping {
 
 impl Keeping {
     /// What to serve the store with, so that other nodes can offer objects, compare claims and ask for promises: the
-    /// [`policy`](crate::peers::Rules::policy) of the rules. The rules also say who may; usually the nodes that keep objects.
+    /// [`judge`](crate::peers::Rules::judge) of the rules. The rules also say who may; usually the nodes that keep objects.
     #[must_use]
-    pub fn policy(&self) -> Arc<dyn peers::Policy> {
+    pub fn judge(&self) -> Arc<dyn peers::Judge> {
         Arc::new(telling::Telling(Arc::clone(&self.shared)))
     }
 

@@ -158,7 +158,7 @@ impl Service for Serving {
             }
             _ => Handling::Pending(Box::pin(async move {
                 let (from, body) = (request.peer(), request.body().clone());
-                let told = rules.policy.claims(from, body, request.deadline()).await;
+                let told = rules.judge.claims(from, body, request.deadline()).await;
                 told.map_err(|reason| Fault::new(Code::Conflict, reason))
             })),
         }
@@ -256,7 +256,7 @@ async fn take(
     telling: &Arc<Telling>,
 ) -> Result<Bytes, Fault> {
     let offer = Offer::decode(request.body()).map_err(malformed)?;
-    let taken = match rules.policy.judge(request.peer(), &offer) {
+    let taken = match rules.judge.judge(request.peer(), &offer) {
         Ok(()) => receive(store, rules, request, &offer, telling).await?,
         Err(decline) => Err(decline),
     };
@@ -283,7 +283,7 @@ async fn receive(
     // Silence ends it, here and there.
     let until = Deadline::after(Deadline::LONGEST);
     let stored = async {
-        rules.policy.expect(request.peer(), offer, until).await?;
+        rules.judge.expect(request.peer(), offer, until).await?;
         let source = Box::new(Back { session: request.session() });
         let engine = Engine::new(offer.id, source, PATIENCE, offer.len, telling, until);
         Ok::<_, Decline>(into_store(store, engine, Put::default(), until).await)
@@ -310,7 +310,7 @@ async fn receive(
         let reason = format!("it has {} bytes, and {} were offered", stored.len, offer.len);
         return Ok(Err(Decline::Source { reason }));
     }
-    if let Err(decline) = rules.policy.keep(request.peer(), offer, request.deadline()).await {
+    if let Err(decline) = rules.judge.keep(request.peer(), offer, request.deadline()).await {
         return Ok(Err(decline));
     }
     let is_durable = stored.durability == Durability::Durable;

@@ -16,7 +16,7 @@ use crate::{
             write_told,
         },
     },
-    peers::{Decline, Offer, Policy},
+    peers::{Decline, Judge, Offer},
 };
 
 /// Bytes of an answer: what a call carries back.
@@ -114,7 +114,7 @@ fn is_about((claim, manifest): &(Claim, Option<Manifest>), piece: &ContentId) ->
     claim.object == *piece || manifest.as_ref().is_some_and(of_manifest)
 }
 
-impl Policy for Telling {
+impl Judge for Telling {
     fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
         let shared = &self.0;
         let unwanted = |reason: &str| Decline::Unwanted { reason: reason.to_owned() };

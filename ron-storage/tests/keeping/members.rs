@@ -285,7 +285,7 @@ async fn a_stranger_can_push_nothing() {
         .unwrap();
     let members = node.members.clone();
     let trusts = Arc::new(move |node: &NodeId| members.contains(node));
-    links.serve(&store, Rules { trusts: Some(trusts), policy: keeping.policy(), ..Rules::default() });
+    links.serve(&store, Rules { trusts: Some(trusts), judge: keeping.judge(), ..Rules::default() });
     let other = start(&net, 9, secret("b"), &[0], None);
     let own = Store::builder().memory().start(&other.host).await.unwrap();
     let pushing = Links::start(&other.endpoint, &other.host).unwrap();
