@@ -240,8 +240,8 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
-    /// What was kept last. It is given once: it is large, and nobody needs it after the start.
-    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+    /// Hands over what was kept last. Called once, at the start; after that the engine may answer `None`.
+    fn take_memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
         let _ = deadline;
         Box::pin(ready(Ok(None)))
     }
