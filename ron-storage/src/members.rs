@@ -140,7 +140,7 @@ impl MembersSettings {
             return out("weight", self.weight.to_string(), "1..=1000000");
         }
         if self.every.is_zero() {
-            return out("members_every", "0 s".to_owned(), "above zero");
+            return out("every", "0 s".to_owned(), "above zero");
         }
         if self.forget_after.is_zero() {
             return out("forget_after", "0 s".to_owned(), "above zero");
