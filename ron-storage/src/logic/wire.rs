@@ -138,11 +138,8 @@ pub enum Decline {
 /// What the taker of an object says, in this order: any number of times how far it is, and once how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taking {
-    /// It was accepted, and so many bytes have come.
-    Under {
-        /// Bytes.
-        way: u64,
-    },
+    /// It was accepted, and its bytes come.
+    OnItsWay,
     /// It is there.
     Stored {
         /// Whether it survives a crash.
@@ -352,7 +349,7 @@ impl Taking {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let (kind, number, words): (u64, u64, &str) = match self {
-            Taking::Under { way } => (0, *way, ""),
+            Taking::OnItsWay => (0, 0, ""),
             Taking::Stored { is_durable, existed } => {
                 (1, u64::from(*is_durable) | u64::from(*existed) << 1, "")
             }
@@ -396,7 +393,8 @@ impl Taking {
         }
         let reason = words.to_owned();
         Ok(match (required(kind, 0)?, required(number, 1)?) {
-            (0, way) => Taking::Under { way },
+            // A number has nothing to say here, and need not stay 0.
+            (0, _) => Taking::OnItsWay,
             (1, flags @ 0..4) => Taking::Stored { is_durable: flags & 1 != 0, existed: flags & 2 != 0 },
             (2, 0) => Taking::Declined(Decline::Unwanted { reason }),
             (2, 1) => Taking::Declined(Decline::Deleted),
@@ -560,7 +558,7 @@ mod tests {
             Decline::Failed { reason },
         ];
         let stored = Taking::Stored { is_durable: true, existed: false };
-        for taking in declines.map(Taking::Declined).into_iter().chain([stored, Taking::Under { way: 3 }]) {
+        for taking in declines.map(Taking::Declined).into_iter().chain([stored, Taking::OnItsWay]) {
             assert_eq!(Taking::decode(&taking.encode()), Ok(taking));
         }
         let (ours, theirs): (BTreeSet<_>, BTreeSet<_>) =

@@ -291,7 +291,7 @@ async fn receive(
     // The peer waits for as long as it is told that this goes on.
     let news = async {
         loop {
-            request.send(Taking::Under { way: 0 }.encode()).await?;
+            request.send(Taking::OnItsWay.encode()).await?;
             tokio::time::sleep(NEWS_EVERY).await;
         }
     };
