@@ -173,7 +173,16 @@ fn addresses_are_checked() {
         assert!(matches!(error, ClientError::Address { .. }) && error.to_string().contains(why), "{error}");
     }
     let token = Client::builder("http://localhost").token("a\nb").build().unwrap_err();
+    assert!(matches!(token, ClientError::Argument { what: "token", .. }), "{token}");
     assert!(token.to_string().contains("token") && !token.to_string().contains('\n'), "{token}");
+}
+
+/// What cannot be sent was said to be a bad address, which is where nobody would look for it.
+#[tokio::test]
+async fn an_argument_that_cannot_be_sent_is_named() {
+    let client = Client::builder("http://127.0.0.1:1").build().unwrap();
+    let refused = client.fetch(ContentId::of(b"x"), Some("not a contact"), soon()).await.unwrap_err();
+    assert!(matches!(refused, ClientError::Argument { what: "from", .. }), "{refused}");
 }
 
 /// Something between client and server that does to the server's bytes what it likes.
