@@ -85,7 +85,7 @@ pub enum SourceError {
     },
 }
 
-/// A snapshot that a source has, for a follower to start from: see [`logic::snapshot`](crate::logic::snapshot).
+/// A snapshot that a source has, for a follower to start from: see [`Snapshot`](crate::Snapshot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotOffer {
     /// The last entry that it covers.

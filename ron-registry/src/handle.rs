@@ -647,7 +647,7 @@ impl Registry {
     }
 
     /// A part of the snapshot of this version, counted from 0: deterministic CBOR, which
-    /// [`Snapshot`](crate::logic::snapshot::Snapshot) reads and checks.
+    /// [`Snapshot`](crate::Snapshot) reads and checks.
     ///
     /// # Errors
     /// [`RegistryError::NoSnapshot`] if there is no such part, or another snapshot by now, and those of the store.

@@ -68,7 +68,7 @@ pub struct Tail {
 pub struct StoredSnapshot {
     /// The last entry that it covers.
     pub version: u64,
-    /// Its parts, as [`Snapshot::encode`](crate::logic::snapshot::Snapshot::encode) gives them.
+    /// Its parts, as [`Snapshot::encode`](crate::Snapshot::encode) gives them.
     pub parts: Vec<Bytes>,
 }
 
