@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 use ron_core::{
     ClientKey, ContentId, Deadline, Lock, LockSpec, Metrics, NodeId, Snapshot,
-    auth::{Action, Authorizer, Credentials},
     net::{
         BoxFuture,
         oap::Code,
@@ -139,7 +138,7 @@ impl Service for Serving {
                 request.method() == method::GET
                     && want.is_ok_and(|want| self.is_offered(request.peer(), want.id))
             };
-            if let Err(fault) = is_allowed(asked.as_deref(), action, &request) {
+            if let Err(fault) = request.authorize(asked.as_deref(), action) {
                 if !is_offered() {
                     return Handling::Done(Err(fault));
                 }
@@ -168,18 +167,6 @@ impl Service for Serving {
     fn closed(&self) {
         self.served.replace(None);
     }
-}
-
-fn is_allowed(
-    authorizer: Option<&dyn Authorizer>,
-    action: &'static str,
-    request: &Request,
-) -> Result<(), Fault> {
-    let refused = || Fault::forbidden("not with this capability");
-    let bearer = std::str::from_utf8(request.cap()).ok().filter(|cap| !cap.is_empty());
-    let credentials = Credentials::bearer(bearer).from_address(Some(request.remote().ip()));
-    let authorizer = authorizer.ok_or_else(refused)?;
-    authorizer.authorize(&Action::new(action, ""), &credentials).map(drop).map_err(|_| refused())
 }
 
 fn malformed<E>(_: E) -> Fault {
