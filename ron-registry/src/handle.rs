@@ -683,8 +683,8 @@ impl Registry {
 
     /// The settings in force.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        (*self.inner.shared.settings.load()).clone()
+    pub fn settings(&self) -> Arc<Settings> {
+        self.inner.shared.settings.load()
     }
 
     /// Applies other settings from now on.

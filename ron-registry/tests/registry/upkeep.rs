@@ -96,11 +96,11 @@ async fn retention_is_by_number_age_or_bytes() {
     let (registry, _) = founded(&host, 1, 1).await;
     // An hour of verifying would be a million signatures.
     registry
-        .reload(Settings { verify_interval: Duration::from_secs(1 << 20), ..registry.settings() })
+        .reload(Settings { verify_interval: Duration::from_secs(1 << 20), ..(*registry.settings()).clone() })
         .unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let cycle = || tokio::time::sleep(Duration::from_secs(61));
-    let keep = |retention| registry.reload(Settings { retention, ..registry.settings() }).unwrap();
+    let keep = |retention| registry.reload(Settings { retention, ..(*registry.settings()).clone() }).unwrap();
     bind_again(&registry, 600).await;
     cycle().await;
     assert_eq!(registry.status().first, 1, "everything is kept unless somebody says otherwise");
