@@ -171,6 +171,7 @@ impl EvidenceKind {
 
 /// The proof of why a follower refused something. Anybody who has the log's key can check it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Evidence {
     /// What it is about.
     pub kind: EvidenceKind,

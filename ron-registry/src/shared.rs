@@ -57,6 +57,7 @@ const YIELDS: u64 = 32;
 
 /// What was committed. `version` is also how many entries the log has with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RegistryUpdated {
     /// The entry.
     pub version: u64,
