@@ -418,7 +418,7 @@ pub(crate) async fn start(
             Some((members, keeping)) => {
                 let members = members.clone();
                 let trusts = Arc::new(move |node: &NodeId| members.contains(node));
-                Rules { trusts: Some(trusts), policy: keeping.policy(), ..rules }
+                Rules { trusts: Some(trusts), judge: keeping.judge(), ..rules }
             }
             None => rules,
         },

@@ -36,7 +36,10 @@ pub(crate) async fn backup(directory: &Path, verify: bool, target: &Target) -> R
     let (mut fetched, mut kept, mut gone, mut bytes) = (0_u64, 0_u64, 0_u64, 0_u64);
     let (mut pins, mut damaged) = (String::new(), Vec::new());
     let objects = directory.join("objects");
-    tokio::fs::create_dir_all(&objects).await.map_err(|error| named(&objects, &error))?;
+    // At once, so that a backup that is cut off leaves none of them behind that the next one takes for durable.
+    for parent in make_dirs(&objects).await? {
+        sync(&parent).await?;
+    }
     // Names that are new, to be made durable together at the end.
     let mut unsynced = BTreeSet::from([directory.to_owned(), objects]);
     let mut after = None;
@@ -51,9 +54,12 @@ pub(crate) async fn backup(directory: &Path, verify: bool, target: &Target) -> R
             } else {
                 let parent = path.parent().unwrap_or(directory);
                 tokio::fs::create_dir_all(parent).await.map_err(|error| named(parent, &error))?;
-                unsynced.insert(parent.to_owned());
                 got(&client, object.id, &path, target).await?
             };
+            if matches!(got, Got::Fetched(_) | Got::Kept) {
+                // Also of what was kept: the backup that fetched it may have been cut off before this.
+                unsynced.extend(path.parent().map(Path::to_owned));
+            }
             match got {
                 Got::Fetched(len) => (fetched, bytes) = (fetched + 1, bytes + len),
                 Got::Kept => kept += 1,
@@ -84,6 +90,16 @@ pub(crate) async fn backup(directory: &Path, verify: bool, target: &Target) -> R
         println!("{fetched} objects fetched ({bytes} bytes), {kept} were there");
     }
     if damaged.is_empty() { Ok(()) } else { Err(Damaged { ids: damaged }.into()) }
+}
+
+/// Makes a directory with all that it is in, and returns the directories that got a new name by that.
+async fn make_dirs(directory: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let missing = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let parent =
+        |path: &Path| path.parent().filter(|parent| !parent.as_os_str().is_empty()).map(Path::to_owned);
+    let changed = missing.map(|path| parent(path).unwrap_or_else(|| PathBuf::from("."))).collect();
+    tokio::fs::create_dir_all(directory).await.map_err(|error| named(directory, &error))?;
+    Ok(changed)
 }
 
 /// What became of one object.
@@ -248,4 +264,23 @@ pub(crate) async fn sync(path: &Path) -> Result<(), Box<dyn Error>> {
 
 fn named(path: &Path, error: &io::Error) -> Box<dyn Error> {
     format!("{}: {error}", path.display()).into()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use super::*;
+
+    /// A backup into a directory that was not there made the names of the objects durable and not its own: after a crash all of
+    /// it could be gone. Now every directory that gets a new name is known, and synced.
+    #[tokio::test]
+    async fn every_directory_that_gets_a_new_name_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        let changed = make_dirs(&at("a/b/objects")).await.unwrap();
+        assert_eq!(changed, [at("a/b"), at("a"), dir.path().to_owned()]);
+        assert!(at("a/b/objects").is_dir());
+        assert!(make_dirs(&at("a/b/objects")).await.unwrap().is_empty());
+        assert_eq!(make_dirs(&at("a/b/c")).await.unwrap(), [at("a/b")]);
+    }
 }

@@ -87,7 +87,7 @@ impl Company {
     pub(crate) fn rules(&self, rules: peers::Rules) -> peers::Rules {
         let members = self.members.clone();
         let trusts = Arc::new(move |node: &NodeId| members.contains(node));
-        peers::Rules { trusts: Some(trusts), policy: self.keeping.policy(), ..rules }
+        peers::Rules { trusts: Some(trusts), judge: self.keeping.judge(), ..rules }
     }
 
     /// Goes on with other settings.

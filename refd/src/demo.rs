@@ -307,7 +307,7 @@ async fn govern(node: &Node, other: &Node, content: ContentId) -> Result<(), Box
     println!("ann and cy approve, it is version {}, and its proof holds offline", receipt.version);
 
     let mut updates = follower.updates(receipt.version);
-    soon().limit("follow", updates.next()).await?.ok_or("the follower stopped")??;
+    soon().limit("follow", updates.next()).await??.ok_or("the follower stopped")?;
     let latest = follower.name(&name)?.verify(&name, &trust)?;
     expect(latest.and_then(|latest| latest.content) == Some(content), "the follower knows the name")?;
     expect(follower.head() == registry.head(), "both have one log")?;

@@ -8,7 +8,7 @@ use ron_core::{
     net::{Contact, Identity},
 };
 use ron_registry::{
-    Builder, Evidence, LogTrust, Note, Registry, RegistryError, Witness,
+    Builder, Evidence, EvidenceKind, LogTrust, Note, Registry, RegistryError, Witness,
     client::Client,
     net::Links,
     store::{JournalStore, JournalStoreSettings, LogStore, MemoryStore},
@@ -156,6 +156,27 @@ fn follower(
 fn keep(data: &Path, found: &Evidence) -> Result<(), DiskError> {
     let (disk, dir) = (RealDisk::open(data)?, Path::new(EVIDENCE));
     disk::make_dirs(&disk, dir)?;
-    let name = blake3::hash(found.theirs.to_string().as_bytes()).to_hex();
-    disk::replace(&disk, &dir.join(format!("{}.txt", &name[..16])), found.to_string().as_bytes())
+    disk::replace(&disk, &dir.join(name(found.kind, &found.theirs)), found.to_string().as_bytes())
+}
+
+/// One head can prove several things, and each is kept: a fork is worth more than that its head came again as an old one.
+fn name(kind: EvidenceKind, shown: &Note) -> String {
+    let digest = blake3::hash(format!("{kind:?} {shown}").as_bytes()).to_hex();
+    format!("{}.txt", &digest[..16])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use super::*;
+
+    /// Evidence of a fork was overwritten when the same head came again and was only an old one by then. Now both stay.
+    #[test]
+    fn evidence_of_one_kind_does_not_replace_that_of_another() {
+        let note = |text: &str| Note::new(text.to_owned()).unwrap();
+        let of = |kind| name(kind, &note("shown\n"));
+        assert_ne!(of(EvidenceKind::Fork), of(EvidenceKind::Rollback));
+        assert_eq!(of(EvidenceKind::Fork), of(EvidenceKind::Fork));
+        assert_ne!(of(EvidenceKind::Fork), name(EvidenceKind::Fork, &note("another\n")));
+    }
 }

@@ -78,7 +78,7 @@ pub use self::{
     metrics::HttpMetrics,
     ops::{ClosedBody, ReadyBody, VersionInfo, ops_router},
     problem::Problem,
-    query::{Query, accepts, percent_decode},
+    query::{Query, accepts, deadline, has_tag, percent_decode},
     server::{Builder, HttpError, Server, Settings, Wrap},
     upgrade::{Upgrade, Upgraded},
     wire::Stream,

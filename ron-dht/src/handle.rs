@@ -464,8 +464,8 @@ impl Dht {
 
     /// The settings in force.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        (*self.node.settings()).clone()
+    pub fn settings(&self) -> Arc<Settings> {
+        self.node.settings()
     }
 
     /// Changes the settings of a running node: searches, timeouts, limits on peers, readiness and refresh. Searches that

@@ -32,19 +32,19 @@ pub(crate) async fn follow(inner: Arc<Inner>, registry: Registry, since: Option<
             update = updates.next() => update,
         };
         match update {
-            None => return,
-            Some(Ok(update)) => {
+            Ok(None) => return,
+            Ok(Some(update)) => {
                 let name = update.name.and_then(|name| name.as_str().parse().ok());
                 if let Some(name) = name {
                     forget(Stale::Name(Key::Name(name))).await;
                 }
             }
             // Which names changed in the pruned entries is not known any more.
-            Some(Err(RegistryError::Lagging { first })) => {
+            Err(RegistryError::Lagging { first }) => {
                 updates.skip_to(first);
                 forget(Stale::Everything).await;
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "updates of the registry cannot be read");
                 tokio::time::sleep(READ_PAUSE).await;
             }

@@ -458,8 +458,8 @@ impl Overlay {
 
     /// The settings in force.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        (*self.node.settings()).clone()
+    pub fn settings(&self) -> Arc<Settings> {
+        self.node.settings()
     }
 
     /// Applies what may change while the node runs, or nothing at all.

@@ -85,7 +85,7 @@ pub enum SourceError {
     },
 }
 
-/// A snapshot that a source has, for a follower to start from: see [`logic::snapshot`](crate::logic::snapshot).
+/// A snapshot that a source has, for a follower to start from: see [`Snapshot`](crate::Snapshot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotOffer {
     /// The last entry that it covers.
@@ -171,6 +171,7 @@ impl EvidenceKind {
 
 /// The proof of why a follower refused something. Anybody who has the log's key can check it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Evidence {
     /// What it is about.
     pub kind: EvidenceKind,

@@ -38,6 +38,7 @@ use crate::{
 /// without a network, send what [`Registry::prove`] gives for `version` and the bytes of the entry:
 /// [`ProofFile::verify`](crate::ProofFile::verify) checks them with the log's public key alone.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Receipt {
     /// The entry.
     pub version: u64,
@@ -58,6 +59,7 @@ impl Eq for Receipt {}
 
 /// How a proposal stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// It waits for approvals, in memory. A restart forgets it, so keep the proposal and the approvals until it is committed;
     /// sending either again is harmless.
@@ -73,6 +75,7 @@ pub enum Outcome {
 
 /// A proposal that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PendingProposal {
     /// What was proposed.
     pub proposal: Proposal,
@@ -152,6 +155,7 @@ impl NameAnswer {
 
 /// How a registry is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Status {
     /// Where the log ends.
     pub head: Head,
@@ -457,8 +461,14 @@ impl Registry {
             epoch: view.state.epoch(),
             names: view.state.names().len().saturating_sub(1),
             verified: *self.inner.shared.verified.load(),
-            ready: self.inner.ready.status(),
+            ready: self.ready(),
         }
+    }
+
+    /// Whether it can do its work, and if not why: what [`status`](Self::status) has as `ready`.
+    #[must_use]
+    pub fn ready(&self) -> ReadyStatus {
+        self.inner.ready.status()
     }
 
     /// How the log was found at the start.
@@ -647,7 +657,7 @@ impl Registry {
     }
 
     /// A part of the snapshot of this version, counted from 0: deterministic CBOR, which
-    /// [`Snapshot`](crate::logic::snapshot::Snapshot) reads and checks.
+    /// [`Snapshot`](crate::Snapshot) reads and checks.
     ///
     /// # Errors
     /// [`RegistryError::NoSnapshot`] if there is no such part, or another snapshot by now, and those of the store.
@@ -683,8 +693,8 @@ impl Registry {
 
     /// The settings in force.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        (*self.inner.shared.settings.load()).clone()
+    pub fn settings(&self) -> Arc<Settings> {
+        self.inner.shared.settings.load()
     }
 
     /// Applies other settings from now on.

@@ -71,16 +71,16 @@ pub(crate) async fn run(shared: Arc<Shared>, stop: Stop) {
             update = updates.next() => update,
         };
         match update {
-            None => return,
-            Some(Ok(update)) => {
+            Ok(None) => return,
+            Ok(Some(update)) => {
                 if let (Some(_), Some(id)) = (&update.name, &update.b3) {
                     shared.contents.versions.lock().insert((beginning(id), update.version));
                 }
                 shared.contents.cursor.replace(update.version);
                 indexed.set(update.version as f64);
             }
-            Some(Err(RegistryError::Lagging { first })) => updates.skip_to(first),
-            Some(Err(error)) => {
+            Err(RegistryError::Lagging { first }) => updates.skip_to(first),
+            Err(error) => {
                 tracing::debug!(%error, "the index waits for the store");
                 sleep(PAUSE).await;
             }

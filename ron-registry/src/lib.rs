@@ -75,9 +75,9 @@
 //!
 //! It holds no signer's key and decides nothing by itself. It keeps no content larger than 48 KiB: name it by its hash. It
 //! stops no log from showing two faces to two readers; only witnesses do, which `Builder::witnesses` asks (feature `client`) and
-//! [`LogTrust::witnessed_by`] wants. Opening after a crash reads the whole log. A new follower
-//! of a log that was pruned starts from its snapshot: that the entries before it were decided as the policy wanted is then
-//! the log's own word, and that of its witnesses.
+//! [`LogTrust::witnessed_by`] wants. Opening after a crash reads every entry that has not been pruned. A new
+//! follower of a log that was pruned starts from its snapshot: that the entries before it were decided as the policy wanted is
+//! then the log's own word, and that of its witnesses.
 
 /// What the README shows is compiled and run with the examples of this documentation.
 #[cfg(doctest)]
@@ -134,6 +134,7 @@ pub use logic::{
         VerifiedApproval,
     },
     quorum::Limits,
+    snapshot::{Snapshot, SnapshotError},
     state::Refused,
     tiles::{Level, Tile, TilePathError},
 };

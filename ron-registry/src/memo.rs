@@ -26,7 +26,7 @@ use crate::{
     store::StoredMemo,
 };
 
-/// How long keeping it may take: most of what there is for a stop.
+/// How long keeping it may take. The stop ends it sooner if its drain does not last as long: then the next opening reads the log.
 const KEEPING: Duration = Duration::from_secs(60);
 
 /// The only format there is so far.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use minicbor::Decoder;
 use ron_core::{
     Deadline, LaneSpec, NodeId, Snapshot, Supervisor,
-    auth::{Action, Authorizer, Credentials},
+    auth::Authorizer,
     net::{
         Endpoint, NetError,
         cbor::{self, CborFault, read_bytes, read_list, read_only_map, required},
@@ -179,7 +179,7 @@ impl Service for Serving {
         };
         // Before anything is decoded or queued.
         if let Some(action) = action {
-            if let Err(fault) = is_allowed(authorizer.as_deref(), action, &request) {
+            if let Err(fault) = request.authorize(authorizer.as_deref(), action) {
                 return Handling::Done(Err(fault));
             }
         }
@@ -204,18 +204,6 @@ impl Service for Serving {
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }
-}
-
-fn is_allowed(
-    authorizer: Option<&dyn Authorizer>,
-    action: &'static str,
-    request: &Request,
-) -> Result<(), Fault> {
-    let refused = || Fault::forbidden("not with this capability");
-    let bearer = std::str::from_utf8(request.cap()).ok().filter(|cap| !cap.is_empty());
-    let credentials = Credentials::bearer(bearer).from_address(Some(request.remote().ip()));
-    let authorizer = authorizer.ok_or_else(refused)?;
-    authorizer.authorize(&Action::new(action, ""), &credentials).map(drop).map_err(|_| refused())
 }
 
 fn form(error: &FormError) -> Fault {

@@ -57,6 +57,7 @@ const YIELDS: u64 = 32;
 
 /// What was committed. `version` is also how many entries the log has with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RegistryUpdated {
     /// The entry.
     pub version: u64,
@@ -470,7 +471,7 @@ async fn remembered(
     origin: &str,
     patience: Duration,
 ) -> Option<Memo> {
-    let stored = store.memo(Deadline::after(patience)).await.ok().flatten()?;
+    let stored = store.take_memo(Deadline::after(patience)).await.ok().flatten()?;
     let read = move || Memo::decode(&stored.parts);
     match spawner.blocking("memo_open", Deadline::after(patience), read).await {
         Ok(Ok(memo)) => Some(memo).filter(|memo| memo.state.origin() == origin),

@@ -68,7 +68,7 @@ pub struct Tail {
 pub struct StoredSnapshot {
     /// The last entry that it covers.
     pub version: u64,
-    /// Its parts, as [`Snapshot::encode`](crate::logic::snapshot::Snapshot::encode) gives them.
+    /// Its parts, as [`Snapshot::encode`](crate::Snapshot::encode) gives them.
     pub parts: Vec<Bytes>,
 }
 
@@ -240,8 +240,8 @@ pub trait LogStore: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
-    /// What was kept last. It is given once: it is large, and nobody needs it after the start.
-    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+    /// Hands over what was kept last. Called once, at the start; after that the engine may answer `None`.
+    fn take_memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
         let _ = deadline;
         Box::pin(ready(Ok(None)))
     }

@@ -38,25 +38,25 @@ impl Updates {
 
     /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
     ///
-    /// An error is not the end: [`RegistryError::Lagging`] if the next one was pruned, which
-    /// [`skip_to`](Self::skip_to) gets over, and those of the store, after which it may be asked again.
-    pub async fn next(&mut self) -> Option<Result<RegistryUpdated, RegistryError>> {
+    /// # Errors
+    /// None is the end: [`RegistryError::Lagging`] if the next one was pruned, which [`skip_to`](Self::skip_to) gets over, and
+    /// those of the store, after which it may be asked again.
+    pub async fn next(&mut self) -> Result<Option<RegistryUpdated>, RegistryError> {
         loop {
             if let Some(update) = self.ahead.pop_front() {
                 self.next = update.version + 1;
-                return Some(Ok(update));
+                return Ok(Some(update));
             }
             if self.behind >= self.next {
                 // What the feed has of these comes from the log as well, so it is passed over below.
-                if let Err(error) = self.read().await {
-                    return Some(Err(error));
-                }
+                self.read().await?;
                 continue;
             }
-            match self.live.recv().await? {
+            let Some(event) = self.live.recv().await else { return Ok(None) };
+            match event {
                 Event::Item(update) if update.version == self.next => {
                     self.next += 1;
-                    return Some(Ok(update));
+                    return Ok(Some(update));
                 }
                 // After a loss, or a leap, the log has what is missing; older ones were read already.
                 Event::Item(update) => self.behind = self.behind.max(update.version),

@@ -430,8 +430,8 @@ async fn publish(shared: Arc<Shared>, next: Arc<AtomicU64>, publisher: Arc<dyn P
             update = updates.next() => update,
         };
         match update {
-            None => return,
-            Some(Ok(update)) => {
+            Ok(None) => return,
+            Ok(Some(update)) => {
                 let version = update.version;
                 tokio::select! {
                     biased;
@@ -441,11 +441,11 @@ async fn publish(shared: Arc<Shared>, next: Arc<AtomicU64>, publisher: Arc<dyn P
                 next.store(version + 1, Ordering::Relaxed);
             }
             // Only ever on: a store that is wrong about where it begins does not make it tell everything again.
-            Some(Err(RegistryError::Lagging { first })) if first > next.load(Ordering::Relaxed) => {
+            Err(RegistryError::Lagging { first }) if first > next.load(Ordering::Relaxed) => {
                 tracing::warn!(first, "what was to be published next was pruned");
                 updates.skip_to(first);
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "could not read what is to be published");
                 tokio::select! {
                     biased;

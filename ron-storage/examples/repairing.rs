@@ -86,7 +86,7 @@ impl Node {
         let keeping = keeping.metrics(metrics).start(&host).unwrap();
         let trusting = keeping.clone();
         let trusts = Arc::new(move |node: &NodeId| trusting.is_member(node));
-        links.serve(&store, Rules { trusts: Some(trusts), policy: keeping.policy(), ..Rules::default() });
+        links.serve(&store, Rules { trusts: Some(trusts), judge: keeping.judge(), ..Rules::default() });
         let peer = Peer::from(Contact { id: me, addrs: endpoint.local_addrs().into() });
         Node { keeping, member: Member { peer, zone, weight: 100 }, registry, host }
     }

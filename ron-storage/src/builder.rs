@@ -97,7 +97,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`StorageError::Config`] for settings that make no sense, [`StorageError::Locked`] if another store has the
-    /// directory open, [`StorageError::Version`] if it was written in another format, [`StorageError::Disk`].
+    /// directory open, [`StorageError::Version`] if it was written in another format, [`StorageError::Busy`] if the system gives
+    /// no threads, [`StorageError::Disk`].
     pub async fn start(self, supervisor: &Supervisor) -> Result<Store, StorageError> {
         let Builder {
             data,

@@ -63,6 +63,14 @@ pub enum ClientError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// What was given beside the address cannot be sent. Nothing was asked.
+    #[error("{what}: {why}")]
+    Argument {
+        /// Which of it: `token`, or `from`.
+        what: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// Nobody answers there. Is it running?
     #[error("cannot reach {server}")]
     Unreachable {
@@ -169,6 +177,7 @@ impl Refusal for ClientError {
             ClientError::Busy { .. } | ClientError::Unacknowledged { .. } => ErrorKind::Busy,
             ClientError::Timeout { .. } => ErrorKind::Timeout,
             ClientError::Address { .. }
+            | ClientError::Argument { .. }
             | ClientError::NotFound { .. }
             | ClientError::Source { .. }
             | ClientError::TooLarge { .. } => ErrorKind::Caller,
@@ -352,7 +361,7 @@ impl Builder {
     /// The client. Nothing is asked yet.
     ///
     /// # Errors
-    /// [`ClientError::Address`].
+    /// [`ClientError::Address`], and [`ClientError::Argument`] for the token.
     pub fn build(self) -> Result<Client, ClientError> {
         let wrong = |why| ClientError::Address { address: self.address.clone(), why };
         let uri: Uri = self.address.parse().map_err(|_| wrong("it is no URL"))?;
@@ -375,7 +384,9 @@ impl Builder {
             None => None,
             Some(token) => {
                 let value = http::HeaderValue::try_from(format!("Bearer {token}"));
-                let mut value = value.map_err(|_| wrong("the token has characters that no token has"))?;
+                let unfit =
+                    ClientError::Argument { what: "token", why: "it has characters that no token has" };
+                let mut value = value.map_err(|_| unfit)?;
                 value.set_sensitive(true);
                 Some(value)
             }
@@ -492,7 +503,14 @@ impl Client {
                 ask(key, &encoded(value));
             }
         }
-        let (upload, sent) = Uploading::new(source, options.len);
+        let (mut upload, sent) = Uploading::new(source, options.len);
+        if options.len == Some(0) {
+            let seen = deadline.limit("put", upload.see_empty()).await;
+            seen.map_err(|_| ClientError::Timeout { op: "put" })?;
+            if let Some(message) = sent.failed() {
+                return Err(ClientError::Source { message });
+            }
+        }
         let request = self.request(Method::POST, &format!("/o{query}"), Outgoing::new(upload));
         let answer = deadline.limit("put", self.inner.ask(request, deadline)).await;
         if let Some(message) = sent.failed() {
@@ -584,11 +602,8 @@ impl Client {
         let from = from.map(|from| from.replace('[', "%5B").replace(']', "%5D"));
         let query = match &from {
             Some(from) if is_plain(&from.replace('%', "")) => format!("?from={from}"),
-            Some(from) => {
-                return Err(ClientError::Address {
-                    address: from.clone(),
-                    why: "it is no contact of a node",
-                });
+            Some(_) => {
+                return Err(ClientError::Argument { what: "from", why: "it is no contact of a node" });
             }
             None => String::new(),
         };

@@ -201,7 +201,8 @@ pub struct Usage {
     pub pinned: u64,
     /// Objects that are damaged and not served.
     pub quarantined: u64,
-    /// Bytes that the store takes on its disk.
+    /// About how many bytes the journal and the files of large objects take. Not counted: the index, claims, and objects that are
+    /// only partly fetched.
     pub disk_bytes: u64,
     /// Bytes of those that compaction would give back.
     pub garbage_bytes: u64,

@@ -140,7 +140,7 @@ impl MembersSettings {
             return out("weight", self.weight.to_string(), "1..=1000000");
         }
         if self.every.is_zero() {
-            return out("members_every", "0 s".to_owned(), "above zero");
+            return out("every", "0 s".to_owned(), "above zero");
         }
         if self.forget_after.is_zero() {
             return out("forget_after", "0 s".to_owned(), "above zero");
@@ -492,7 +492,7 @@ impl Nodes for Members {
         Box::pin(std::future::ready(Ok(self.all())))
     }
 
-    fn leaves(&self, leaves: bool) {
+    fn on_leaving(&self, leaves: bool) {
         if self.shared.leaves.swap(leaves, Ordering::AcqRel) != leaves {
             self.shared.farewells.replace(BTreeSet::new());
             self.shared.bell.notify_one();
@@ -544,8 +544,8 @@ impl Greeter {
             self.forget();
             let table = self.shared.table.load();
             let is_old = ron_core::now().saturating_duration_since(saved_at) >= SAVE_EVERY;
-            if !is_same(&saved, &table) || is_old {
-                self.save(&table).await;
+            // What could not be saved is tried again after the next round.
+            if (!is_same(&saved, &table) || is_old) && self.save(&table).await {
                 (saved, saved_at) = (Arc::clone(&table), ron_core::now());
             }
             let every = self.shared.settings.load().every;
@@ -664,15 +664,17 @@ impl Greeter {
         });
     }
 
-    async fn save(&self, table: &BTreeMap<NodeId, Known>) {
-        let Some((disk, path)) = self.data.clone() else { return };
+    /// Says whether the members are written down, or need not be.
+    async fn save(&self, table: &BTreeMap<NodeId, Known>) -> bool {
+        let Some((disk, path)) = self.data.clone() else { return true };
         let members: Vec<(NodeId, Known)> = table.iter().map(|(id, known)| (*id, known.clone())).collect();
         let write = move || disk::replace(&*disk, &path, &write_file(&members));
         match self.spawner.blocking("save members", Deadline::after(FINDING), write).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return true,
             Ok(Err(error)) => tracing::warn!(%error, "members could not be written down"),
             Err(error) => tracing::debug!(%error, "members were not written down"),
         }
+        false
     }
 }
 

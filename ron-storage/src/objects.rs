@@ -37,7 +37,7 @@ use crate::{
         table::{Entry, Home, Spot, Table},
         tree::{Shape, Tree},
     },
-    metrics::{CORRUPT, REFUSED_WRITES},
+    metrics::{CORRUPT, REFUSED_WRITES, UNREADABLE},
     planted::{Bug, is_planted},
     settings::Settings,
     touched::Touched,
@@ -415,17 +415,25 @@ impl Objects {
         if self.is_durable { durability } else { Durability::Buffered }
     }
 
-    /// Whether an object that is here still looks readable: a small one is read, of a large one the files are looked at.
-    async fn is_sound(&self, entry: &Entry, deadline: Deadline) -> Result<bool, StorageError> {
+    /// Whether an object that is here still looks readable: a small one is read, of a large one the files are looked at. Nothing
+    /// if the disk did not say.
+    async fn is_sound(&self, entry: &Entry, deadline: Deadline) -> Result<Option<bool>, StorageError> {
         let (reader, large, entry) = (self.reader.clone(), Arc::clone(&self.large), *entry);
-        let look = move || match entry.home {
-            Home::Small(spot) => {
-                let len = u32::try_from(entry.len).unwrap_or(u32::MAX);
-                let record = reader.read_sized(spot.position(), len);
-                record.is_ok_and(|record| record.kind == SMALL && record.name == entry.id)
-            }
-            Home::Large(file) => large.check_header(file, &entry.id, entry.len).unwrap_or(false),
-            Home::Lost => false,
+        let look = move || {
+            let found = match entry.home {
+                Home::Small(spot) => {
+                    let len = u32::try_from(entry.len).unwrap_or(u32::MAX);
+                    match reader.read_sized(spot.position(), len) {
+                        Ok(record) => Ok(record.kind == SMALL && record.name == entry.id),
+                        Err(JournalError::NoRecord { .. } | JournalError::Damaged { .. }) => Ok(false),
+                        Err(error) => Err(of_journal(error)),
+                    }
+                }
+                Home::Large(file) => large.check_header(file, &entry.id, entry.len),
+                Home::Lost => Ok(false),
+            };
+            let warn = |error: &StorageError| tracing::warn!(id = %entry.id, %error, "whether it is sound is not known");
+            found.inspect_err(warn).ok()
         };
         Ok(self.spawner.blocking("look", deadline, look).await?)
     }
@@ -444,9 +452,17 @@ impl Objects {
             return Ok(None);
         };
         // The caller has the object, or can bring it: the last moment at which damage can still be mended.
-        if !self.is_sound(&entry, deadline).await? {
-            self.quarantine(&entry, "put");
-            return Ok(None);
+        match self.is_sound(&entry, deadline).await? {
+            Some(true) => {}
+            Some(false) => {
+                self.quarantine(&entry, "put");
+                return Ok(None);
+            }
+            // What cannot be read now is no damage, but what is acknowledged must be readable: it is written anew.
+            None => {
+                self.metrics.tally(UNREADABLE, "put").add(1);
+                return Ok(None);
+            }
         }
         self.touched.touch(&id, now(), settings.collect_grace);
         if put.pin && !entry.is_pinned {

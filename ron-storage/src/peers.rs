@@ -58,7 +58,7 @@ pub use crate::logic::{
         answer,
     },
     proof::ProvenGroup,
-    wire::{CLAIM_BYTES_MAX, Decline, Held, Holding, IDS_MAX, Offer, RANGES_MAX, Want},
+    wire::{Decline, Held, Holding, IDS_MAX, OFFER_CLAIM_BYTES_MAX, Offer, RANGES_MAX, Want},
 };
 use crate::{TreeError, logic::proof::ProofReader};
 pub(crate) use links::LINKS;
@@ -100,12 +100,12 @@ pub struct Pushed {
     pub existed: bool,
 }
 
-/// Bytes that go at once where they go within a rate.
+/// A transfer that keeps to a rate asks its [`Pace`] for this many bytes at a time.
 pub const PACED_BYTES: u64 = 16 << 10;
 
-/// What bytes wait for before they flow.
+/// A byte rate that a transfer keeps to.
 pub trait Pace: Send + Sync + 'static {
-    /// Returns when so many more may flow.
+    /// Waits until `bytes` more may be sent.
     ///
     /// # Errors
     /// [`CallError::Timeout`] if that will not be before the deadline.
@@ -145,8 +145,7 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Pushed, PeerError>>;
 
-    /// [`push`](Self::push) whose bytes flow within a rate. Who does not know how to pace what it sends waits for all of it
-    /// beforehand.
+    /// [`push`](Self::push), but no faster than `pace` allows. The default waits for the whole length first and then pushes.
     fn push_paced<'a>(
         &'a self,
         peer: &'a Peer,
@@ -168,7 +167,7 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Vec<Part>, PeerError>>;
 
-    /// Tells the peer's [`Policy`] something about claims, and returns what that answers: up to 256 KiB there and 1 MiB
+    /// Tells the peer's [`Judge`] something about claims, and returns what that answers: up to 256 KiB there and 1 MiB
     /// back.
     fn claims<'a>(
         &'a self,
@@ -178,8 +177,8 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Bytes, PeerError>>;
 }
 
-/// What a node's host says to what peers want of it. Whoever asks has shown that it may.
-pub trait Policy: Send + Sync + 'static {
+/// Decides for the host about objects and claims that peers offer. Asked only about peers that [`Rules`] has let in.
+pub trait Judge: Send + Sync + 'static {
     /// Whether to take an object, before any of it comes.
     ///
     /// # Errors
@@ -189,11 +188,11 @@ pub trait Policy: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The object is wanted, and none of it is here yet. What must be known about it after a crash in the next moment is written down
-    /// here.
+    /// Called before the first byte is fetched. Make durable here what must be known about the object if the process crashes
+    /// while it arrives.
     ///
     /// # Errors
-    /// Why it is not taken after all.
+    /// Why the object is not taken after all.
     fn expect<'a>(
         &'a self,
         from: NodeId,
@@ -204,10 +203,10 @@ pub trait Policy: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The object is stored. What has to be looked at before it is acknowledged is looked at here.
+    /// Called when the object is stored and before the peer is told.
     ///
     /// # Errors
-    /// Why it is not acknowledged all the same. The object stays, until a collection takes it.
+    /// Sent instead of the acknowledgement; the object stays until a garbage collection.
     fn keep<'a>(
         &'a self,
         from: NodeId,
@@ -234,7 +233,7 @@ pub trait Policy: Send + Sync + 'static {
 }
 
 /// Takes whatever there is room for.
-impl Policy for () {}
+impl Judge for () {}
 
 /// Says of a node whether it is trusted.
 pub type Trusts = Arc<dyn Fn(&NodeId) -> bool + Send + Sync>;
@@ -249,13 +248,13 @@ pub struct Rules {
     /// Nodes that may read and write without a capability: their keys prove who they are. `None` is nobody, and then nobody
     /// keeps copies here.
     pub trusts: Option<Trusts>,
-    /// What the host says to what is offered.
-    pub policy: Arc<dyn Policy>,
+    /// Decides about what is offered. The default takes whatever there is room for.
+    pub judge: Arc<dyn Judge>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { reads: None, writes: None, trusts: None, policy: Arc::new(()) }
+        Rules { reads: None, writes: None, trusts: None, judge: Arc::new(()) }
     }
 }
 

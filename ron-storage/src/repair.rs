@@ -2,11 +2,11 @@
 //!
 //! A [`Keeping`] compares what this node has with what others have, knows from claims what there should be, and does its part
 //! of the difference: it copies, rebuilds shards, and trims what is too much, within one byte rate that yields to readers.
-//! Nobody is in charge; see [`logic::plan`](crate::logic::plan) for who acts, and [`logic::promises`](crate::logic::promises)
-//! for why no two nodes delete the last copies.
+//! Nobody is in charge. Decision record 0038 (`docs/decisions/0038-repair-without-a-leader.md`) tells who acts, and why no two
+//! nodes delete the last copies.
 //!
 //! The host says who keeps objects ([`Nodes`]; [`members::Members`](crate::members::Members) is one that finds them by a secret),
-//! serves the store with [`Keeping::policy`] to those whom it trusts, and puts with [`Keeping::put`]. All of it together:
+//! serves the store with [`Keeping::judge`] to those whom it trusts, and puts with [`Keeping::put`]. All of it together:
 //!
 //! ```no_run
 //! # use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@
 //! let nodes = Arc::new(members.clone());
 //! let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(links.clone()), nodes).start(&host)?;
 //! let trusts = Arc::new(move |node: &_| members.contains(node));
-//! links.serve(&store, Rules { policy: keeping.policy(), trusts: Some(trusts), ..Rules::default() });
+//! links.serve(&store, Rules { judge: keeping.judge(), trusts: Some(trusts), ..Rules::default() });
 //! // Acknowledged when two nodes have it. The secret's own key speaks for what all of them keep.
 //! let soon = Deadline::after(Duration::from_secs(10));
 //! keeping.put("hello".into(), Policy::Copies(2), &secret.owner(), Ack::Copies(2), soon).await?;
@@ -183,18 +183,19 @@ pub trait Nodes: fmt::Debug + Send + Sync + 'static {
     /// Why nobody knows now. The last answer counts until the next.
     fn nodes(&self, deadline: Deadline) -> BoxFuture<'_, Result<Vec<Member>, StorageError>>;
 
-    /// Whether this node was told to go and has nothing left that belongs elsewhere: others need not wait for it.
-    fn leaves(&self, leaves: bool) {
+    /// Told about once a second whether this node may leave: it was told to go, and other nodes have everything that it has.
+    /// Tell the others, so that they no longer count on it.
+    fn on_leaving(&self, leaves: bool) {
         let _ = leaves;
     }
 
-    /// While it leaves, those who have not heard of it yet: they would wait for it if it stopped now.
+    /// While this node leaves: the nodes that have not heard of it yet. If it stopped now, they would wait for it to come back.
     fn untold(&self) -> Vec<NodeId> {
         Vec::new()
     }
 
-    /// A person says that a node will not come back. Says whether it is not waited for any more; hosts that have a list of
-    /// nodes take it out there instead.
+    /// Called when an operator says that `node` will never come back. Returns whether it was listed here and no longer is. By
+    /// default `false`: a host with a fixed list removes the node from that list instead.
     fn forget(&self, node: &NodeId) -> bool {
         let _ = node;
         false
@@ -373,9 +374,9 @@ pub struct Keeping {
 
 impl Keeping {
     /// What to serve the store with, so that other nodes can offer objects, compare claims and ask for promises: the
-    /// [`policy`](crate::peers::Rules::policy) of the rules. The rules also say who may; usually the nodes that keep objects.
+    /// [`judge`](crate::peers::Rules::judge) of the rules. The rules also say who may; usually the nodes that keep objects.
     #[must_use]
-    pub fn policy(&self) -> Arc<dyn peers::Policy> {
+    pub fn judge(&self) -> Arc<dyn peers::Judge> {
         Arc::new(telling::Telling(Arc::clone(&self.shared)))
     }
 
@@ -393,10 +394,9 @@ impl Keeping {
         hands::read(&self.shared, id, deadline).await
     }
 
-    /// Tells the other nodes that this one is about to go: it is given nothing more, and what it has is copied to where it
-    /// belongs then. It can be stopped when [`status`](Self::status) says that nothing is needed any more and nobody is untold. `false` takes it back.
-    /// It is written down, and holds after a restart; a store in memory forgets it with everything else. Dropping the future may
-    /// leave it either way.
+    /// Announces that this node is to be removed: it is given nothing new, and what it has is copied to where it belongs without
+    /// it. Stop it when [`status`](Self::status) reports 0 `needed` and 0 `untold`. `false` cancels that. The request is durable,
+    /// except in a store in memory. If the future is dropped, either may be in force.
     ///
     /// # Errors
     /// [`StorageError::Full`], [`StorageError::Disk`]: it could not be written down, and does not count.

@@ -43,9 +43,9 @@ pub struct Settings {
     pub chunk_bytes: u32,
     /// Bytes that all streams of one direction together hold at a time, in all their pieces. Default 64 MiB.
     pub stream_bytes_max: u64,
-    /// What one client may ask, see [`Store::for_client`](crate::Store::for_client).
+    /// What one client may ask, see [`Store::for_client`](crate::Store::for_client). Default 64 at once and 20 000 a second.
     pub client_limits: GateLimits,
-    /// What all clients together may ask.
+    /// What all clients together may ask. Default 4096 at once and 200 000 a second.
     pub total_limits: GateLimits,
     /// Clients whose use is remembered for these limits. Default 4096.
     pub clients_remembered: usize,
@@ -73,7 +73,7 @@ pub struct Settings {
     /// How long the fetched part of an object is kept after the last attempt, so that the next one goes on with it. Default a
     /// day.
     pub partial_keep: Duration,
-    /// How long running work may take after a stop. Default 5 s, from 1 to 5.
+    /// How long running work may take after a request to stop, 1 s to 5 s. Default 5 s.
     pub drain: Duration,
 }
 

@@ -135,7 +135,7 @@ pub(crate) fn exit_code(error: &(dyn Error + 'static)) -> u8 {
         return of_index(error);
     }
     match error.downcast_ref::<ClientError>() {
-        Some(ClientError::Address { .. }) => 2,
+        Some(ClientError::Address { .. } | ClientError::Argument { .. }) => 2,
         Some(ClientError::NotFound { .. }) => 3,
         Some(ClientError::Refused { status: 401 | 403, .. }) => 4,
         Some(ClientError::Unreachable { .. } | ClientError::Timeout { .. } | ClientError::Broken { .. }) => 5,

@@ -206,15 +206,13 @@ impl KeepingSection {
         Ok(())
     }
 
-    /// What the libraries call a key, as the file does.
+    /// What the libraries call a key, as the file does: with its unit, and as one for the two that ask who there is.
     pub(crate) fn key_of(key: &'static str) -> &'static str {
         match key {
-            "repair_tick" => "tick_ms",
-            "repair_refresh" | "members_every" => "refresh_ms",
-            "repair_retry" => "retry_ms",
+            "tick" => "tick_ms",
+            "refresh" | "every" => "refresh_ms",
+            "retry" => "retry_ms",
             "repair_timeout" => "repair_timeout_ms",
-            "repair_lane" => "lane",
-            "repair_bytes_per_second" => "bytes_per_second",
             "forget_after" => "forget_after_hours",
             key => key,
         }
@@ -299,6 +297,25 @@ mod tests {
         assert_eq!((numbers.keeping.policy.as_str(), numbers.keeping.ack.as_str()), ("3", "4"));
         let admission = listed.keeping.admission().unwrap().unwrap();
         assert!(matches!(admission, ron_storage::members::Admission::Listed(list) if list.len() == 1));
+    }
+
+    /// What the libraries refuse is refused by its name in the file.
+    #[test]
+    fn a_refused_key_is_one_of_the_file() {
+        for key in [
+            "tick_ms",
+            "refresh_ms",
+            "retry_ms",
+            "repair_timeout_ms",
+            "lane",
+            "bytes_per_second",
+            "forget_after_hours",
+        ] {
+            let config = load(&format!("[keeping]\n{key} = 0\n"), &[], Flags::default()).unwrap();
+            let refused = config.keeping.check().unwrap_err();
+            let is_named = matches!(&refused, ConfigError::Setting { key: found, .. } if *found == format!("keeping.{key}"));
+            assert!(is_named, "{refused:?}");
+        }
     }
 
     /// A secret that others can read is none, nor is one that can be guessed.

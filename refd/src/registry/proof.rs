@@ -137,13 +137,13 @@ pub(super) async fn follow(
     let mut updates = follower.updates(1);
     loop {
         let update = tokio::select! {
-            update = updates.next() => match update.ok_or("stopped")? {
+            update = updates.next() => match update {
                 Err(RegistryError::Lagging { first }) => {
                     eprintln!("versions before {first} are pruned there: goes on from the snapshot of them");
                     updates.skip_to(first);
                     continue;
                 }
-                update => update?,
+                update => update?.ok_or("stopped")?,
             },
             () = tokio::time::sleep(Duration::from_millis(200)) => {
                 match follower.evidence().first() {

@@ -1,9 +1,15 @@
-//! What a request says beside its path and body: parameters, and which form of an answer it wants.
+//! What a request says beside its path and body: parameters, which form of an answer it wants, which one it has, and until when.
+
+use std::time::Duration;
 
 use axum::extract::Request;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::Problem;
+use crate::Deadline;
+
+/// What a request may take to its answer if the server does not say: what such a server says by default.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// As much of a stranger's words as a refusal repeats.
 const REPEATED_CHARS_MAX: usize = 64;
@@ -145,6 +151,22 @@ pub fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     })
 }
 
+/// Whether the client has the answer with this entity tag already, as it says in `if-none-match`.
+#[must_use]
+pub fn has_tag(headers: &HeaderMap, etag: &HeaderValue) -> bool {
+    let strong = |tag: &[u8]| tag.strip_prefix(b"W/").unwrap_or(tag) == etag.as_bytes();
+    headers.get_all(header::IF_NONE_MATCH).iter().any(|line| {
+        let mut tags = line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        tags.any(|tag| tag == b"*" || strong(tag))
+    })
+}
+
+/// How long the server waits for the answer to begin: as long as it said, or 30 s if it did not.
+#[must_use]
+pub fn deadline(request: &Request) -> Deadline {
+    request.extensions().get::<Deadline>().copied().unwrap_or_else(|| Deadline::after(DEADLINE))
+}
+
 #[cfg(all(test, not(ron_loom)))]
 mod tests {
     use axum::body::Body;
@@ -256,5 +278,25 @@ mod tests {
             headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
             assert_eq!(accepts(&headers, "application/x-ndjson"), wants, "{accept}");
         }
+    }
+
+    #[test]
+    fn what_the_client_has_is_known_by_its_tag() {
+        let tag = HeaderValue::from_static("\"a\"");
+        for (told, has) in [
+            ("\"a\"", true),
+            ("W/\"a\"", true),
+            ("\"b\", W/\"a\"", true),
+            ("*", true),
+            ("\"b\"", false),
+            ("a", false),
+            ("", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.append(header::IF_NONE_MATCH, HeaderValue::from_static("\"z\""));
+            headers.append(header::IF_NONE_MATCH, HeaderValue::from_static(told));
+            assert_eq!(has_tag(&headers, &tag), has, "{told}");
+        }
+        assert!(!has_tag(&HeaderMap::new(), &tag));
     }
 }

@@ -79,7 +79,7 @@ async fn a_question_is_given_up_at_its_timeout() {
         let rpc_timeout = Duration::from_millis(millis);
         // Without hedging, every silence is waited out.
         let lookup = LookupSettings { hedges: 0, ..LookupSettings::default() };
-        dht.reload(Settings { rpc_timeout, lookup, ..dht.settings() }).unwrap();
+        dht.reload(Settings { rpc_timeout, lookup, ..(*dht.settings()).clone() }).unwrap();
         let closest = dht.find_node(key(millis), Deadline::after(60 * SECOND)).await.unwrap();
         assert!(!closest.verdict.trace.is_empty());
         for asked in &closest.verdict.trace {

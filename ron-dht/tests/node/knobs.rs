@@ -43,12 +43,12 @@ async fn as_many_seeds_as_required_must_answer() {
     tokio::time::sleep(120 * SECOND).await;
     assert_eq!(closed(&dht, "dht.seeds").as_deref(), Some("1 of 3 seeds answered"));
     assert!(!dht.ready().reads);
-    dht.reload(Settings { seeds_required: 1, ..dht.settings() }).unwrap();
+    dht.reload(Settings { seeds_required: 1, ..(*dht.settings()).clone() }).unwrap();
     tokio::time::sleep(120 * SECOND).await;
     assert!(dht.ready().reads, "{:?}", dht.ready());
 
     // With peers of its own it needs no seed any more, however many it began with.
-    dht.reload(Settings { seeds_required: 3, refresh: 60 * SECOND, ..dht.settings() }).unwrap();
+    dht.reload(Settings { seeds_required: 3, refresh: 60 * SECOND, ..(*dht.settings()).clone() }).unwrap();
     tokio::time::sleep(600 * SECOND).await;
     assert!(dht.ready().reads, "{:?}", dht.ready());
     host.shutdown().await;
@@ -112,7 +112,7 @@ async fn the_table_is_refreshed_as_often_as_asked() {
     // Every ten minutes, a quarter more or less.
     let often = refreshed(5).await;
     assert!((24..=40).contains(&often), "{often}");
-    dht.reload(Settings { refresh: 3600 * SECOND, ..dht.settings() }).unwrap();
+    dht.reload(Settings { refresh: 3600 * SECOND, ..(*dht.settings()).clone() }).unwrap();
     let seldom = refreshed(5).await;
     assert!((4..=8).contains(&seldom), "{seldom}");
     host.shutdown().await;
@@ -140,7 +140,7 @@ async fn a_made_up_neighbourhood_is_stored_around_only_with_regions() {
     assert!(!honest.is_region && honest.asked == 20, "{honest:?}");
     let wide = dht.provide(key(1), soon()).await.unwrap();
     assert!(wide.is_region && wide.asked >= 40, "{wide:?}");
-    dht.reload(Settings { regions: false, ..dht.settings() }).unwrap();
+    dht.reload(Settings { regions: false, ..(*dht.settings()).clone() }).unwrap();
     let narrow = dht.provide(key(1), soon()).await.unwrap();
     assert!(!narrow.is_region && narrow.asked == 20, "{narrow:?}");
     host.shutdown().await;
@@ -390,7 +390,7 @@ async fn queues_are_as_long_as_the_settings_say() {
     for (queue, room) in [("work", 512), ("route", 1024 * buckets), ("events", 1024), ("pings", 256)] {
         assert_eq!(counts.get(&format!("queue_capacity{{queue=\"{queue}\"}}")), room, "{queue}");
     }
-    assert_eq!(dht.settings(), Settings::default());
+    assert_eq!(*dht.settings(), Settings::default());
     host.shutdown().await;
 }
 
@@ -398,7 +398,7 @@ async fn queues_are_as_long_as_the_settings_say() {
 async fn a_search_is_as_wide_and_as_deep_as_asked() {
     let (world, host) = (World::of(600), host());
     let dht = world.node(1000, &host, Dht::builder()).await;
-    let of = |lookup: LookupSettings, seeds: usize| Settings { lookup, seeds, ..dht.settings() };
+    let of = |lookup: LookupSettings, seeds: usize| Settings { lookup, seeds, ..(*dht.settings()).clone() };
     let usual = LookupSettings::default();
     for wide in [3, 7] {
         let parallelism = wide.try_into().unwrap();

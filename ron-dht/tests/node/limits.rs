@@ -352,7 +352,7 @@ async fn the_busy_are_left_alone_for_as_long_as_they_ask_and_counted() {
 
     // Within the cap, whatever is asked again.
     let lookup = LookupSettings { requests_max: 6, ..LookupSettings::default() };
-    dht.reload(Settings { lookup, ..dht.settings() }).unwrap();
+    dht.reload(Settings { lookup, ..(*dht.settings()).clone() }).unwrap();
     world.busy_for(Duration::ZERO);
     for number in 0..20 {
         world.busy(1);
@@ -473,7 +473,7 @@ async fn quotas_refuse_and_say_which() {
 
 /// The name of the first setting that would need a restart.
 fn refused(dht: &Dht, change: impl FnOnce(&mut Settings)) -> Option<&'static str> {
-    let mut settings = dht.settings();
+    let mut settings = (*dht.settings()).clone();
     change(&mut settings);
     match dht.reload(settings) {
         Ok(()) => None,

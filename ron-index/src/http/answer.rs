@@ -14,14 +14,13 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use ron_core::http::{CorrId, Problem, Service};
+use ron_core::http::{CorrId, Problem, Service, has_tag};
 use serde::Serialize;
 
 use super::{
     NDJSON,
     asking::{
-        KeyPath, client, content, deadline, for_client, has, key_in, limit_and_explain, problem_of,
-        wants_lines,
+        KeyPath, client, content, deadline, for_client, key_in, limit_and_explain, problem_of, wants_lines,
     },
     dto::{AnswerDto, ProviderDto, ProvidersDto, to_json},
     stream::lines,
@@ -157,7 +156,7 @@ impl Rendered {
 
     /// Nothing if the client has it already, or if the rules are others by now.
     fn send(&self, answer: &Answer, version: u64, asked: &HeaderMap) -> Option<Response> {
-        if self.version != version || has(asked, &self.etag) {
+        if self.version != version || has_tag(asked, &self.etag) {
             return None;
         }
         let mut response = Response::new(Body::from(self.body.clone()));
@@ -266,7 +265,7 @@ fn send(
     etag: HeaderValue,
 ) -> Response {
     let mut headers = head(answer, &etag, control);
-    let mut response = if has(asked, &etag) {
+    let mut response = if has_tag(asked, &etag) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         headers.insert(header::CONTENT_TYPE, JSON);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::{Path, Request, rejection::PathRejection};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode};
 use ron_core::{
     ClientKey, Deadline,
     http::{ClientAddr, Problem, Query, accepts},
@@ -119,17 +119,6 @@ pub(super) fn problem_of(key: &Key, error: IndexError) -> Problem {
 /// Whether the client asks for lines by name.
 pub(super) fn wants_lines(headers: &HeaderMap) -> bool {
     accepts(headers, NDJSON)
-}
-
-/// Whether the client has this already.
-pub(super) fn has(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let weak = |tag: &[u8]| tag.strip_prefix(b"W/").unwrap_or(tag).to_vec();
-    headers.get_all(header::IF_NONE_MATCH).iter().any(|line| {
-        line.as_bytes()
-            .split(|byte| *byte == b',')
-            .map(<[u8]>::trim_ascii)
-            .any(|tag| tag == b"*" || weak(tag) == etag.as_bytes())
-    })
 }
 
 /// How many providers, and whether with what their places are made of.

@@ -11,13 +11,13 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use ron_core::http::{Problem, percent_decode};
+use ron_core::http::{Problem, has_tag, percent_decode};
 use serde::Serialize;
 
 use super::{
     NDJSON,
     answer::{STALE, cache_control, line, render},
-    asking::{KeyPath, deadline, for_client, has, problem, wants_lines},
+    asking::{KeyPath, deadline, for_client, problem, wants_lines},
     stream::chosen_lines,
 };
 use crate::{
@@ -170,7 +170,7 @@ fn unprocessable(error: &KeyError) -> Problem {
 
 fn json(value: &impl Serialize, asked: &HeaderMap) -> Response {
     let (body, etag) = render(value);
-    let mut response = if has(asked, &etag) {
+    let mut response = if has_tag(asked, &etag) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         let mut response = Response::new(Body::from(body));

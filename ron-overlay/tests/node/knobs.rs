@@ -120,7 +120,7 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
         let refused = node.overlay.reload(settings).unwrap_err();
         assert_eq!(refused, OverlayError::Config(ConfigError::NeedsRestart { key: name }));
     }
-    assert_eq!(node.overlay.settings(), Settings::default(), "nothing was applied");
+    assert_eq!(*node.overlay.settings(), Settings::default(), "nothing was applied");
     assert_eq!(node.count("config_update_total"), 0);
     stop([node]).await;
     let open =
@@ -156,7 +156,7 @@ async fn what_may_change_changes_at_once() {
         ..usual
     };
     members[0].node.overlay.reload(changed.clone()).unwrap();
-    assert_eq!(members[0].node.overlay.settings(), changed);
+    assert_eq!(*members[0].node.overlay.settings(), changed);
     assert_eq!(members[0].node.count("config_update_total"), 1);
     let before = frames(&members[1]);
     members[0].publish(vec![2; 1 << 20]).await;

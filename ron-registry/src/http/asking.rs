@@ -1,15 +1,10 @@
 //! What a request says: numbers, and the bytes in its body.
 
-use std::time::Duration;
-
 use axum::extract::Request;
 use bytes::Bytes;
 use data_encoding::BASE64;
 use http::{StatusCode, header};
-use ron_core::{
-    Deadline,
-    http::{Json, Problem, Query, collect},
-};
+use ron_core::http::{Json, Problem, Query, collect};
 
 use crate::{
     Approval, FormError, Policy, Proposal,
@@ -17,14 +12,6 @@ use crate::{
 };
 
 use super::{CBOR, refusal::form};
-
-/// What a request may take to its answer if the server does not say.
-const DEADLINE: Duration = Duration::from_secs(30);
-
-/// How long the server waits for the answer to begin.
-pub(super) fn deadline(request: &Request) -> Deadline {
-    request.extensions().get::<Deadline>().copied().unwrap_or_else(|| Deadline::after(DEADLINE))
-}
 
 /// The parameters of a request, all numbers.
 pub(super) fn numbers<const N: usize>(

@@ -5,10 +5,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::{HeaderValue, StatusCode, header};
-use ron_core::http::{Json, Problem, Query};
+use ron_core::http::{Json, Problem, Query, deadline};
 
 use super::{
-    asking::{approving, deadline, founding, number, numbers, submission},
+    asking::{approving, founding, number, numbers, submission},
     reading::{ANSWER_BYTES_MAX, LIMIT, LIMIT_MAX},
     refusal::{form, problem},
 };

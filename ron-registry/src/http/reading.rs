@@ -12,12 +12,12 @@ use data_encoding::BASE64;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use ron_core::{
     ContentId, Snapshot,
-    http::{Json, Problem, Query, accepts},
+    http::{Json, Problem, Query, accepts, deadline, has_tag},
 };
 
 use super::{
     CBOR, JSON, OCTETS,
-    asking::{deadline, number, numbers},
+    asking::{number, numbers},
     refusal::problem,
 };
 use crate::{
@@ -73,12 +73,7 @@ fn tag(digits: &str) -> HeaderValue {
 
 /// The answer, or that the client has it: what changes is asked about often.
 fn tagged(headers: &HeaderMap, tag: &HeaderValue, answer: impl FnOnce() -> Response) -> Response {
-    let has_it = headers.get_all(header::IF_NONE_MATCH).iter().any(|line| {
-        let tags =
-            line.to_str().unwrap_or_default().split(',').map(|tag| tag.trim().trim_start_matches("W/"));
-        tags.into_iter().any(|known| known.as_bytes() == tag.as_bytes() || known == "*")
-    });
-    let mut response = match has_it {
+    let mut response = match has_tag(headers, tag) {
         true => StatusCode::NOT_MODIFIED.into_response(),
         false => answer(),
     };

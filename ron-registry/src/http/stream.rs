@@ -91,13 +91,13 @@ impl Subscription {
 async fn next_update(updates: &mut Updates) -> Next {
     loop {
         match updates.next().await {
-            None => return Next::End,
-            Some(Ok(update)) => return Next::Update(UpdateBody::from(&update)),
-            Some(Err(RegistryError::Lagging { first })) => {
+            Ok(None) => return Next::End,
+            Ok(Some(update)) => return Next::Update(UpdateBody::from(&update)),
+            Err(RegistryError::Lagging { first }) => {
                 updates.skip_to(first);
                 return Next::Pruned(first);
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::debug!(%error, "a subscriber waits for the store");
                 sleep(PAUSE).await;
             }

@@ -577,7 +577,7 @@ impl LogStore for JournalStore {
         Box::pin(self.write_memo(memo, deadline))
     }
 
-    fn memo(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+    fn take_memo(&self, _: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
         Box::pin(std::future::ready(Ok(self.index.lock().memo.take())))
     }
 }

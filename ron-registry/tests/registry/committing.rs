@@ -148,7 +148,7 @@ async fn a_pending_proposal_expires() {
     assert!(registry.pending(soon()).await.unwrap().is_empty());
     let late = soon_over.approve(&signer(0), u64::MAX);
     assert_eq!(registry.approve(late, soon()).await, Err(RegistryError::Refused(Refused::UnknownProposal)));
-    let settings = registry.settings();
+    let settings = (*registry.settings()).clone();
     let pending = ron_registry::Limits { pending_max: 1, lifetime_ms_max: 1000, ..settings.pending };
     registry.reload(Settings { pending, ..settings }).unwrap();
     let long = draft(&registry, "a", "x");
@@ -709,11 +709,11 @@ async fn settings_that_cannot_be_are_named() {
     let metrics = Metrics::register("ron_registry", &mut scrape);
     let builder = Registry::builder(ORIGIN, LOG_KEY).clock(clock()).metrics(metrics);
     let registry = builder.start(Arc::new(MemoryStore::new()), &host).await.unwrap();
-    let settings = registry.settings();
+    let settings = (*registry.settings()).clone();
     let refused = registry.reload(Settings { proposals_lane: 7, ..settings.clone() }).unwrap_err();
     assert!(matches!(refused, RegistryError::Config(_)), "{refused:?}");
     assert!(registry.reload(Settings { verify_slice: 0, ..settings.clone() }).is_err());
-    assert_eq!(registry.settings(), settings, "nothing has changed");
+    assert_eq!(*registry.settings(), settings, "nothing has changed");
     registry.reload(Settings { verify_slice: 7, ..settings.clone() }).unwrap();
     assert_eq!(registry.settings().verify_slice, 7);
     let failed = "ron_registry_reload_fail_total{reason=\"config\"}";

@@ -158,7 +158,7 @@ async fn a_follower_has_all_of_it_and_serves_it() {
     bind(&registry, "later", "x", &[1, 2]).await.unwrap();
     assert_eq!(updates.next().await.unwrap().unwrap().version, 7);
     assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
-    assert!(follower.status().ready.reads);
+    assert!(follower.ready().reads && follower.status().ready.reads);
 
     let name = "n/3".parse().unwrap();
     assert_eq!(follower.name(&name).unwrap().verify(&name, &trust()).unwrap().unwrap().version, 5);

@@ -73,7 +73,7 @@ async fn what_is_left_after_pruning_is_proven_and_found_again() {
             assert!(registry.tile("tile/entries/002".parse().unwrap(), soon()).await.is_err());
             assert!(registry.tile("tile/1/000.p/2".parse().unwrap(), soon()).await.is_ok());
             let mut updates = registry.updates(1);
-            let lagging = updates.next().await.unwrap().unwrap_err();
+            let lagging = updates.next().await.unwrap_err();
             let RegistryError::Lagging { first } = lagging else { panic!("{lagging:?}") };
             updates.skip_to(first);
             assert_eq!(updates.next().await.unwrap().unwrap().version, first);
@@ -96,11 +96,11 @@ async fn retention_is_by_number_age_or_bytes() {
     let (registry, _) = founded(&host, 1, 1).await;
     // An hour of verifying would be a million signatures.
     registry
-        .reload(Settings { verify_interval: Duration::from_secs(1 << 20), ..registry.settings() })
+        .reload(Settings { verify_interval: Duration::from_secs(1 << 20), ..(*registry.settings()).clone() })
         .unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let cycle = || tokio::time::sleep(Duration::from_secs(61));
-    let keep = |retention| registry.reload(Settings { retention, ..registry.settings() }).unwrap();
+    let keep = |retention| registry.reload(Settings { retention, ..(*registry.settings()).clone() }).unwrap();
     bind_again(&registry, 600).await;
     cycle().await;
     assert_eq!(registry.status().first, 1, "everything is kept unless somebody says otherwise");
@@ -242,7 +242,7 @@ async fn nothing_is_pruned_that_is_not_what_was_committed() {
         );
     }
     // And nobody waits without an end for what is not there.
-    let missing = registry.updates(1).next().await.unwrap().unwrap_err();
+    let missing = registry.updates(1).next().await.unwrap_err();
     assert!(matches!(missing, RegistryError::Untrusted { .. }), "{missing:?}");
     store.be(Oddity::None);
     assert_eq!(registry.status().first, 1);

@@ -348,7 +348,7 @@ impl LogStore for Odd {
         self.store.keep_memo(memo, deadline)
     }
 
-    fn memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
-        self.store.memo(deadline)
+    fn take_memo(&self, deadline: Deadline) -> BoxFuture<'_, Result<Option<StoredMemo>, StoreError>> {
+        self.store.take_memo(deadline)
     }
 }

@@ -161,6 +161,9 @@ pub(super) struct Uploading<S> {
     source: Pin<Box<S>>,
     hasher: Option<TreeHasher>,
     len: Option<u64>,
+    /// What came and reaches the length, until it is seen that nothing comes behind it: with a known length nobody asks for
+    /// more after the last byte.
+    last: Option<Bytes>,
     sent: Arc<Sent>,
 }
 
@@ -171,12 +174,9 @@ impl<S> Uploading<S> {
             source: Box::pin(source),
             hasher: Some(TreeHasher::new()),
             len,
+            last: None,
             sent: Arc::clone(&sent),
         };
-        // What is empty is never asked for its end.
-        if len == Some(0) {
-            let _ = sent.name.set(ContentId::of(b""));
-        }
         (upload, sent)
     }
 
@@ -194,6 +194,18 @@ impl<S> Uploading<S> {
     }
 }
 
+impl<S, E> Uploading<S>
+where
+    S: Stream<Item = Result<Bytes, E>> + Send,
+    E: Into<BoxError>,
+{
+    /// Sees that a source that was announced as empty is. Nobody asks an empty body for its bytes.
+    pub(super) async fn see_empty(&mut self) {
+        // What came instead is told by what became of the upload.
+        let _ = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await;
+    }
+}
+
 impl<S, E> Body for Uploading<S>
 where
     S: Stream<Item = Result<Bytes, E>> + Send,
@@ -207,12 +219,11 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        if this.hasher.is_none() {
-            return Poll::Ready(None);
-        }
-        match ready!(this.source.as_mut().poll_next(cx)) {
-            Some(Ok(bytes)) => {
-                if let Some(hasher) = &mut this.hasher {
+        loop {
+            let Some(hasher) = &mut this.hasher else { return Poll::Ready(None) };
+            match ready!(this.source.as_mut().poll_next(cx)) {
+                Some(Ok(bytes)) if bytes.is_empty() => {}
+                Some(Ok(bytes)) => {
                     let end = hasher.size() + bytes.len() as u64;
                     if let Some(len) = this.len.filter(|len| end > *len) {
                         let error = format!("it gave at least {end} bytes where {len} were announced");
@@ -220,25 +231,25 @@ where
                     }
                     hasher.update(&bytes);
                     hasher.take_nodes();
-                    // With a known length nobody asks for more after the last byte.
-                    if Some(hasher.size()) == this.len {
-                        this.end();
+                    if this.len == Some(end) {
+                        this.last = Some(bytes);
+                        continue;
                     }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Poll::Ready(Some(Ok(Frame::data(bytes))))
-            }
-            Some(Err(error)) => {
-                let error = this.fail(error.into());
-                Poll::Ready(Some(Err(error)))
-            }
-            None => {
-                let given = this.hasher.as_ref().map_or(0, TreeHasher::size);
-                if let Some(len) = this.len.filter(|len| given < *len) {
-                    let error = format!("it ended after {given} of {len} bytes");
-                    return Poll::Ready(Some(Err(this.fail(error.into()))));
+                Some(Err(error)) => {
+                    let error = this.fail(error.into());
+                    return Poll::Ready(Some(Err(error)));
                 }
-                this.end();
-                Poll::Ready(None)
+                None => {
+                    let given = hasher.size();
+                    if let Some(len) = this.len.filter(|len| given < *len) {
+                        let error = format!("it ended after {given} of {len} bytes");
+                        return Poll::Ready(Some(Err(this.fail(error.into()))));
+                    }
+                    this.end();
+                    return Poll::Ready(this.last.take().map(|bytes| Ok(Frame::data(bytes))));
+                }
             }
         }
     }
@@ -248,10 +259,11 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        let passed = self.hasher.as_ref().map_or(0, TreeHasher::size);
-        match self.len {
-            Some(len) => SizeHint::with_exact(len.saturating_sub(passed)),
-            None => SizeHint::default(),
+        let held = self.last.as_ref().map_or(0, |last| last.len() as u64);
+        match (self.len, &self.hasher) {
+            (Some(len), Some(hasher)) => SizeHint::with_exact(len.saturating_sub(hasher.size()) + held),
+            (Some(_), None) => SizeHint::with_exact(0),
+            (None, _) => SizeHint::default(),
         }
     }
 }

@@ -10,12 +10,12 @@ use axum::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use ron_core::{
     ContentId, Deadline,
-    http::{Problem, Query},
+    http::{Problem, Query, deadline},
 };
 
 use super::{
     BAO,
-    asking::{IdPath, deadline, for_client, id, lines, wants_proof},
+    asking::{IdPath, for_client, id, lines, wants_proof},
     refusal::{no_range, problem},
     sending::{Part, Sending},
 };

@@ -3,16 +3,12 @@
 use axum::extract::{Path, Request, rejection::PathRejection};
 use http::{HeaderMap, HeaderName, StatusCode};
 use ron_core::{
-    ContentId, Deadline,
+    ContentId,
     http::{ClientAddr, Problem, accepts},
 };
-use std::time::Duration;
 
 use super::BAO;
 use crate::Store;
-
-/// What a request may take to its answer if the server does not say.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A request's id, or why it is none.
 pub(super) type IdPath = Result<Path<String>, PathRejection>;
@@ -33,11 +29,6 @@ pub(super) fn for_client(store: Store, request: &Request) -> Store {
         Some(client) => store.for_client(client.key()),
         None => store,
     }
-}
-
-/// How long the server waits for the answer to begin.
-pub(super) fn deadline(request: &Request) -> Deadline {
-    request.extensions().get::<Deadline>().copied().unwrap_or_else(|| Deadline::after(DEADLINE))
 }
 
 /// Whether the client asks for a proof by name.

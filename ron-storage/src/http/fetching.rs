@@ -10,13 +10,13 @@ use axum::{
 use http::StatusCode;
 use ron_core::{
     auth::Authorizer,
-    http::{Guard, Json, Problem, Query},
+    http::{Guard, Json, Problem, Query, deadline},
     net::Contact,
 };
 use serde::Serialize;
 
 use super::{
-    asking::{IdPath, deadline, id},
+    asking::{IdPath, id},
     refusal::problem,
 };
 use crate::{

@@ -20,14 +20,14 @@ use http::{HeaderValue, Method, StatusCode, header};
 use ron_core::{
     ContentId, Deadline, NodeId, Snapshot,
     auth::Authorizer,
-    http::{Guard, Json, Problem, Query},
+    http::{Guard, Json, Problem, Query, deadline},
     net::Identity,
 };
 use serde_json::{Value, json};
 
 use super::{
     IN_FLIGHT,
-    asking::{IdPath, deadline, for_client, id},
+    asking::{IdPath, for_client, id},
     manage,
     refusal::problem,
     taking,

@@ -9,12 +9,12 @@ use axum::{
 use http::StatusCode;
 use ron_core::{
     ContentId,
-    http::{Json, Problem, Query},
+    http::{Json, Problem, Query, deadline},
 };
 use serde::Serialize;
 
 use super::{
-    asking::{IdPath, deadline, for_client, id},
+    asking::{IdPath, for_client, id},
     refusal::problem,
 };
 use crate::{Cursor, Gc, Stat, Store};

@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body::Body as _;
 use ron_core::{
     ContentId, Deadline,
-    http::{Json, Problem, Query},
+    http::{Json, Problem, Query, deadline},
 };
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub(super) async fn put_named(
     request: Request,
     also: &[&'static str],
 ) -> Result<(Stored, String), Problem> {
-    let until = super::asking::deadline(&request);
+    let until = deadline(&request);
     check_conditions(&store, id, request.headers(), until).await?;
     // Also one that somebody else put in the meantime: the object is what it should be, and not by this request.
     let creates_only = !lines(request.headers(), &header::IF_NONE_MATCH).is_empty();

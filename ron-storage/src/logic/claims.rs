@@ -112,8 +112,8 @@ impl Policy {
         }
     }
 
-    /// As how many copies an object is that these nodes have: one less of them may be lost, whichever, and it can still be read. A
-    /// node is named once for a copy, and once for each shard that it has. None, if they cannot make it together.
+    /// How many copies the object is as safe as if exactly these nodes have it: any one node fewer than that may be lost and it can
+    /// still be read. List a node once for a copy, and once for each shard it has. 0 if they cannot rebuild it.
     #[must_use]
     pub fn worth(self, nodes: &[NodeId]) -> usize {
         let mut shares: BTreeMap<&NodeId, usize> = BTreeMap::new();

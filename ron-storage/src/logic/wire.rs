@@ -35,7 +35,7 @@ pub const IDS_MAX: usize = 2048;
 pub const RANGES_MAX: usize = 64;
 
 /// Bytes of what comes with an offer.
-pub const CLAIM_BYTES_MAX: usize = 16 << 10;
+pub const OFFER_CLAIM_BYTES_MAX: usize = 16 << 10;
 
 /// Bytes of the words of a refusal.
 const REASON_BYTES_MAX: usize = 256;
@@ -138,11 +138,8 @@ pub enum Decline {
 /// What the taker of an object says, in this order: any number of times how far it is, and once how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taking {
-    /// It was accepted, and so many bytes have come.
-    Under {
-        /// Bytes.
-        way: u64,
-    },
+    /// It was accepted, and its bytes come.
+    OnItsWay,
     /// It is there.
     Stored {
         /// Whether it survives a crash.
@@ -338,7 +335,7 @@ impl Offer {
             match key {
                 0 => id = Some(ContentId::from_bytes(read_array(cbor, "id")?)),
                 1 => len = Some(cbor.u64()?),
-                2 => claim = read_bytes(cbor, ("claim", CLAIM_BYTES_MAX))?,
+                2 => claim = read_bytes(cbor, ("claim", OFFER_CLAIM_BYTES_MAX))?,
                 _ => return Ok(false),
             }
             Ok::<bool, CborFault>(true)
@@ -352,7 +349,7 @@ impl Taking {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let (kind, number, words): (u64, u64, &str) = match self {
-            Taking::Under { way } => (0, *way, ""),
+            Taking::OnItsWay => (0, 0, ""),
             Taking::Stored { is_durable, existed } => {
                 (1, u64::from(*is_durable) | u64::from(*existed) << 1, "")
             }
@@ -396,7 +393,8 @@ impl Taking {
         }
         let reason = words.to_owned();
         Ok(match (required(kind, 0)?, required(number, 1)?) {
-            (0, way) => Taking::Under { way },
+            // A number has nothing to say here, and need not stay 0.
+            (0, _) => Taking::OnItsWay,
             (1, flags @ 0..4) => Taking::Stored { is_durable: flags & 1 != 0, existed: flags & 2 != 0 },
             (2, 0) => Taking::Declined(Decline::Unwanted { reason }),
             (2, 1) => Taking::Declined(Decline::Deleted),
@@ -560,7 +558,7 @@ mod tests {
             Decline::Failed { reason },
         ];
         let stored = Taking::Stored { is_durable: true, existed: false };
-        for taking in declines.map(Taking::Declined).into_iter().chain([stored, Taking::Under { way: 3 }]) {
+        for taking in declines.map(Taking::Declined).into_iter().chain([stored, Taking::OnItsWay]) {
             assert_eq!(Taking::decode(&taking.encode()), Ok(taking));
         }
         let (ours, theirs): (BTreeSet<_>, BTreeSet<_>) =
@@ -583,7 +581,7 @@ mod tests {
         let want = |ranges| Want::decode(&Want::part(id(1), ranges).encode());
         assert_eq!(want(vec![5..9; RANGES_MAX + 1]), Err(CborFault::TooMany { what: "ranges" }));
         assert_eq!(want(vec![5..5]), Err(CborFault::OutOfRange { what: "ranges" }));
-        let claim = Bytes::from(vec![0; CLAIM_BYTES_MAX + 1]);
+        let claim = Bytes::from(vec![0; OFFER_CLAIM_BYTES_MAX + 1]);
         let offer = Offer { id: id(1), len: 1, claim };
         assert_eq!(Offer::decode(&offer.encode()), Err(CborFault::TooMany { what: "claim" }));
         let state = b"\xa3\x00\xf5\x01\x41\x07\x02\x80";

@@ -117,7 +117,7 @@ impl Links {
         let mut answer = self.peers.open(contact.id, &contact.addrs, call, offer.encode(), deadline).await?;
         while let Some(told) = answer.next().await? {
             match Taking::decode(&told).map_err(|_| PeerError::Foreign { what: "push" })? {
-                Taking::Under { .. } => {}
+                Taking::OnItsWay => {}
                 Taking::Stored { is_durable, existed } => return Ok(Pushed { is_durable, existed }),
                 Taking::Declined(decline) => return Err(PeerError::Declined(decline)),
             }

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 use ron_core::{
     ClientKey, ContentId, Deadline, Lock, LockSpec, Metrics, NodeId, Snapshot,
-    auth::{Action, Authorizer, Credentials},
     net::{
         BoxFuture,
         oap::Code,
@@ -139,7 +138,7 @@ impl Service for Serving {
                 request.method() == method::GET
                     && want.is_ok_and(|want| self.is_offered(request.peer(), want.id))
             };
-            if let Err(fault) = is_allowed(asked.as_deref(), action, &request) {
+            if let Err(fault) = request.authorize(asked.as_deref(), action) {
                 if !is_offered() {
                     return Handling::Done(Err(fault));
                 }
@@ -158,7 +157,7 @@ impl Service for Serving {
             }
             _ => Handling::Pending(Box::pin(async move {
                 let (from, body) = (request.peer(), request.body().clone());
-                let told = rules.policy.claims(from, body, request.deadline()).await;
+                let told = rules.judge.claims(from, body, request.deadline()).await;
                 told.map_err(|reason| Fault::new(Code::Conflict, reason))
             })),
         }
@@ -168,18 +167,6 @@ impl Service for Serving {
     fn closed(&self) {
         self.served.replace(None);
     }
-}
-
-fn is_allowed(
-    authorizer: Option<&dyn Authorizer>,
-    action: &'static str,
-    request: &Request,
-) -> Result<(), Fault> {
-    let refused = || Fault::forbidden("not with this capability");
-    let bearer = std::str::from_utf8(request.cap()).ok().filter(|cap| !cap.is_empty());
-    let credentials = Credentials::bearer(bearer).from_address(Some(request.remote().ip()));
-    let authorizer = authorizer.ok_or_else(refused)?;
-    authorizer.authorize(&Action::new(action, ""), &credentials).map(drop).map_err(|_| refused())
 }
 
 fn malformed<E>(_: E) -> Fault {
@@ -256,7 +243,7 @@ async fn take(
     telling: &Arc<Telling>,
 ) -> Result<Bytes, Fault> {
     let offer = Offer::decode(request.body()).map_err(malformed)?;
-    let taken = match rules.policy.judge(request.peer(), &offer) {
+    let taken = match rules.judge.judge(request.peer(), &offer) {
         Ok(()) => receive(store, rules, request, &offer, telling).await?,
         Err(decline) => Err(decline),
     };
@@ -283,7 +270,7 @@ async fn receive(
     // Silence ends it, here and there.
     let until = Deadline::after(Deadline::LONGEST);
     let stored = async {
-        rules.policy.expect(request.peer(), offer, until).await?;
+        rules.judge.expect(request.peer(), offer, until).await?;
         let source = Box::new(Back { session: request.session() });
         let engine = Engine::new(offer.id, source, PATIENCE, offer.len, telling, until);
         Ok::<_, Decline>(into_store(store, engine, Put::default(), until).await)
@@ -291,7 +278,7 @@ async fn receive(
     // The peer waits for as long as it is told that this goes on.
     let news = async {
         loop {
-            request.send(Taking::Under { way: 0 }.encode()).await?;
+            request.send(Taking::OnItsWay.encode()).await?;
             tokio::time::sleep(NEWS_EVERY).await;
         }
     };
@@ -310,7 +297,7 @@ async fn receive(
         let reason = format!("it has {} bytes, and {} were offered", stored.len, offer.len);
         return Ok(Err(Decline::Source { reason }));
     }
-    if let Err(decline) = rules.policy.keep(request.peer(), offer, request.deadline()).await {
+    if let Err(decline) = rules.judge.keep(request.peer(), offer, request.deadline()).await {
         return Ok(Err(decline));
     }
     let is_durable = stored.durability == Durability::Durable;

@@ -456,7 +456,7 @@ impl Planner {
         let misplaced = if is_draining { self.mine.keys().filter(is_misplaced).count() } else { 0 };
         let needed =
             if is_draining { self.mine.keys().filter(|piece| self.plan.is_needed(piece)).count() } else { 0 };
-        self.shared.nodes.leaves(is_draining && needed == 0 && self.has_looked);
+        self.shared.nodes.on_leaving(is_draining && needed == 0 && self.has_looked);
         let answers = |id: &&NodeId| self.nodes.get(*id).is_some_and(|node| node.presence != Presence::Away);
         let untold = self.shared.nodes.untold().iter().filter(answers).count();
         let up = self.nodes.len() - away;

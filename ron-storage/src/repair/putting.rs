@@ -33,9 +33,9 @@ const PUTS_AT_ONCE: usize = 4;
 pub enum Ack {
     /// When it is durable here. Copies follow.
     Local,
-    /// When so many nodes have it durably, this one among them if it is one that keeps objects. Of an object in shards, when it is
-    /// as safe as so many copies: one node less may be lost, whichever, and what the others have still makes it
-    /// ([`Policy::worth`]). More than its policy survives is not asked for: with two data shards and one more, three is as two.
+    /// When `n` nodes have it durably, this one included if it is a member. For an object in shards: when it is as safe as `n`
+    /// copies, that is, any `n - 1` nodes may be lost and the rest can still rebuild it ([`Policy::worth`]). A number that the
+    /// policy cannot reach counts as the highest it can: with 2+1 shards, 3 means 2.
     Copies(u8),
 }
 
@@ -116,7 +116,8 @@ impl Keeping {
         Ok(Placed { id, len, version, durable_on })
     }
 
-    /// Claims an object with another policy than before. It is brought here first, from wherever it is.
+    /// Claims an object with another policy than before. It is brought here first, from wherever it is. Returns the version of
+    /// the claim.
     ///
     /// # Errors
     /// [`StorageError::NotFound`] if it is nowhere to be had, [`StorageError::Unreached`] if it is claimed all the same;
@@ -142,7 +143,7 @@ impl Keeping {
     }
 
     /// Ends `owner`'s claim on an object, and remembers that for `retention` after the last copy is gone. If nobody else
-    /// claims it, it is deleted everywhere, also on nodes that are away now and come back.
+    /// claims it, it is deleted everywhere, also on nodes that are away now and come back. Returns the version of the claim.
     ///
     /// # Errors
     /// [`StorageError::Claim`] for a retention that is not allowed; those of [`Store::claim`](crate::Store::claim).
@@ -156,7 +157,8 @@ impl Keeping {
         self.say(owner, (id, 0), Word::Tombstone { retention: retention.as_secs() }, None, deadline).await
     }
 
-    /// Keeps the copies of an object that there are, wherever they are.
+    /// Claims an object without asking for a number of copies: whatever copies exist are kept, wherever they are. Returns the
+    /// version of the claim.
     ///
     /// # Errors
     /// Those of [`Store::claim`](crate::Store::claim).

@@ -71,11 +71,11 @@ impl KeepingSettings {
     /// # Errors
     /// [`ConfigError`] with the first setting that does not.
     pub fn check(&self) -> Result<(), ConfigError> {
-        Capacity::new("repair_lane", self.lane)?;
+        Capacity::new("lane", self.lane)?;
         let positive = [
-            ("repair_tick", self.tick),
-            ("repair_refresh", self.refresh),
-            ("repair_retry", self.retry),
+            ("tick", self.tick),
+            ("refresh", self.refresh),
+            ("retry", self.retry),
             ("repair_timeout", self.repair_timeout),
         ];
         for (key, duration) in positive {
@@ -85,11 +85,7 @@ impl KeepingSettings {
         }
         if self.bytes_per_second < RATE_MIN {
             let value = self.bytes_per_second.to_string();
-            return Err(ConfigError::OutOfRange {
-                key: "repair_bytes_per_second",
-                value,
-                allowed: "65536 or more",
-            });
+            return Err(ConfigError::OutOfRange { key: "bytes_per_second", value, allowed: "65536 or more" });
         }
         Ok(())
     }
@@ -105,9 +101,9 @@ impl KeepingSettings {
     pub fn check_change(&self, new: &KeepingSettings) -> Result<(), ConfigError> {
         new.check()?;
         let fixed = [
-            ("repair_workers", self.workers != new.workers),
-            ("repair_lane", self.lane != new.lane),
-            ("repair_drain", self.drain != new.drain),
+            ("workers", self.workers != new.workers),
+            ("lane", self.lane != new.lane),
+            ("drain", self.drain != new.drain),
         ];
         match fixed.into_iter().find(|(_, has_changed)| *has_changed) {
             Some((key, _)) => Err(ConfigError::NeedsRestart { key }),
@@ -137,4 +133,36 @@ pub(super) fn rate_and_burst(bytes_per_second: u64) -> (NonZeroU64, NonZeroU64) 
     let of = |bytes| NonZeroU64::new(bytes).unwrap_or(NonZeroU64::MIN);
     let burst = (bytes_per_second / 50).max(PACED_BYTES);
     (of(bytes_per_second.saturating_sub(burst)), of(burst))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A refused setting had a name that no field has.
+    #[test]
+    fn a_refused_setting_has_the_name_of_its_field() {
+        let default = KeepingSettings::default;
+        for (key, settings) in [
+            ("lane", KeepingSettings { lane: 0, ..default() }),
+            ("tick", KeepingSettings { tick: Duration::ZERO, ..default() }),
+            ("refresh", KeepingSettings { refresh: Duration::ZERO, ..default() }),
+            ("retry", KeepingSettings { retry: Duration::ZERO, ..default() }),
+            ("repair_timeout", KeepingSettings { repair_timeout: Duration::ZERO, ..default() }),
+            ("bytes_per_second", KeepingSettings { bytes_per_second: 0, ..default() }),
+        ] {
+            let refused = settings.check();
+            assert!(
+                matches!(refused, Err(ConfigError::OutOfRange { key: found, .. }) if found == key),
+                "{refused:?}"
+            );
+        }
+        for (key, settings) in [
+            ("workers", KeepingSettings { workers: NonZeroUsize::MIN, ..default() }),
+            ("lane", KeepingSettings { lane: 1, ..default() }),
+            ("drain", KeepingSettings { drain: Duration::ZERO, ..default() }),
+        ] {
+            assert_eq!(default().check_change(&settings), Err(ConfigError::NeedsRestart { key }));
+        }
+    }
 }

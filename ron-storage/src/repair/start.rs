@@ -93,9 +93,9 @@ impl Builder {
         let group = supervisor.child("storage keeping", settings.drain, metrics);
         let metrics = group.metrics().clone();
         let (heard, inbox) = Lane::open(HEARD, &metrics);
-        let lane = REPAIRS.with_capacity(Capacity::new("repair_lane", settings.lane)?);
+        let lane = REPAIRS.with_capacity(Capacity::new("lane", settings.lane)?);
         let (repairs, steps) = Lane::open(lane, &metrics);
-        let urgent = URGENT.with_capacity(Capacity::new("repair_lane", settings.lane)?);
+        let urgent = URGENT.with_capacity(Capacity::new("lane", settings.lane)?);
         let (urgent, urgent_steps) = Lane::open(urgent, &metrics);
         heard.close_on(&group.stop());
         repairs.close_on(&group.stop());

@@ -10,13 +10,13 @@ use crate::{
     claims::{Claim, ClaimError, Manifest, Merged, Standing, Word},
     logic::{
         inventory::answer,
-        wire::{CLAIM_BYTES_MAX, read_question, write_parts},
+        wire::{OFFER_CLAIM_BYTES_MAX, read_question, write_parts},
         words::{
             self, IS_DRAINING, IS_DURABLE, Kind, NOT_HERE, NOT_NOW, PROMISED, TOLD_MAX, read_id, read_told,
             write_told,
         },
     },
-    peers::{Decline, Offer, Policy},
+    peers::{Decline, Judge, Offer},
 };
 
 /// Bytes of an answer: what a call carries back.
@@ -46,7 +46,7 @@ pub(super) fn told(shared: &Shared, object: &ContentId, piece: &ContentId) -> By
     for (claim, manifest) in about {
         let item = write_told(&claim, manifest.as_ref());
         len += item.len() + 8;
-        if len > CLAIM_BYTES_MAX {
+        if len > OFFER_CLAIM_BYTES_MAX {
             break;
         }
         items.push(item);
@@ -114,7 +114,7 @@ fn is_about((claim, manifest): &(Claim, Option<Manifest>), piece: &ContentId) ->
     claim.object == *piece || manifest.as_ref().is_some_and(of_manifest)
 }
 
-impl Policy for Telling {
+impl Judge for Telling {
     fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
         let shared = &self.0;
         let unwanted = |reason: &str| Decline::Unwanted { reason: reason.to_owned() };

@@ -133,11 +133,13 @@ async fn a_source_that_fails_stores_nothing() {
     assert_eq!(host.store.usage().objects, 0);
 }
 
+/// What came behind the announced length was dropped without a word if it began a new piece, so that something else was stored
+/// than was given. Now it is an error, as it was within a piece.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_of_another_length_than_announced_stores_nothing() {
     let host = Host::start().await;
     let client = client(&host);
-    for len in [1, 29_999, 30_001, 90_000] {
+    for len in [0, 1, 10_000, 20_000, 29_999, 30_001, 90_000] {
         let options = PutOptions { len: Some(len), ..PutOptions::default() };
         let failed = client.put(pieces(&content(30_000)), options, soon()).await.unwrap_err();
         assert!(
@@ -146,6 +148,15 @@ async fn a_source_of_another_length_than_announced_stores_nothing() {
         );
     }
     assert_eq!(host.store.usage().objects, 0);
+    // Empty pieces are no bytes, wherever they come.
+    for len in [0, 30_000] {
+        let mut source = pieces(&content(len));
+        source.0.push_front(Ok(Bytes::new()));
+        source.0.push_back(Ok(Bytes::new()));
+        let options = PutOptions { len: Some(len as u64), ..PutOptions::default() };
+        let stored = client.put(source, options, soon()).await.unwrap();
+        assert_eq!((stored.id, stored.size), (ContentId::of(&content(len)), len as u64));
+    }
 }
 
 #[test]
@@ -162,7 +173,16 @@ fn addresses_are_checked() {
         assert!(matches!(error, ClientError::Address { .. }) && error.to_string().contains(why), "{error}");
     }
     let token = Client::builder("http://localhost").token("a\nb").build().unwrap_err();
+    assert!(matches!(token, ClientError::Argument { what: "token", .. }), "{token}");
     assert!(token.to_string().contains("token") && !token.to_string().contains('\n'), "{token}");
+}
+
+/// What cannot be sent was said to be a bad address, which is where nobody would look for it.
+#[tokio::test]
+async fn an_argument_that_cannot_be_sent_is_named() {
+    let client = Client::builder("http://127.0.0.1:1").build().unwrap();
+    let refused = client.fetch(ContentId::of(b"x"), Some("not a contact"), soon()).await.unwrap_err();
+    assert!(matches!(refused, ClientError::Argument { what: "from", .. }), "{refused}");
 }
 
 /// Something between client and server that does to the server's bytes what it likes.

@@ -83,7 +83,7 @@ async fn two() -> [Node; 2] {
         let keeping = keeping.settings(settings).start(&host).unwrap();
         let trusting = keeping.clone();
         let trusts = Arc::new(move |node: &NodeId| trusting.is_member(node));
-        links.serve(&store, Rules { trusts: Some(trusts), policy: keeping.policy(), ..Rules::default() });
+        links.serve(&store, Rules { trusts: Some(trusts), judge: keeping.judge(), ..Rules::default() });
         let wishes = Snapshot::new(Wishes { ack_timeout: Duration::from_secs(5), ..Wishes::default() });
         let kept = Kept::new(&keeping, Arc::clone(&owner), wishes.clone());
         let routes = http::kept(&kept).merge(http::kept_guarded(&kept, Arc::new(Word)));

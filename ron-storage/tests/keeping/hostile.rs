@@ -27,16 +27,16 @@ enum Way {
     Unable,
 }
 
-struct Hostile(Arc<dyn peers::Policy>, Way);
+struct Hostile(Arc<dyn peers::Judge>, Way);
 
 impl Hostile {
     fn begin(node: &Node, way: Way) {
-        let policy = Arc::new(Hostile(node.keeping.policy(), way));
-        node.links.serve(&node.store, Rules { trusts: Some(Arc::new(|_| true)), policy, ..Rules::default() });
+        let judge = Arc::new(Hostile(node.keeping.judge(), way));
+        node.links.serve(&node.store, Rules { trusts: Some(Arc::new(|_| true)), judge, ..Rules::default() });
     }
 }
 
-impl peers::Policy for Hostile {
+impl peers::Judge for Hostile {
     fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
         match self.1 {
             Way::Unable => Err(Decline::Failed { reason: "the store takes nothing now".to_owned() }),

@@ -131,15 +131,15 @@ async fn a_policy_can_be_changed_both_ways() {
 
 /// Cannot take what is offered the first few times, as if it were just deleting it.
 struct Deleting {
-    policy: Arc<dyn peers::Policy>,
+    judge: Arc<dyn peers::Judge>,
     left: AtomicUsize,
 }
 
-impl peers::Policy for Deleting {
+impl peers::Judge for Deleting {
     fn judge(&self, from: NodeId, offer: &Offer) -> Result<(), Decline> {
         match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
             Ok(_) => Err(Decline::Failed { reason: "it is about to be deleted here".to_owned() }),
-            Err(_) => self.policy.judge(from, offer),
+            Err(_) => self.judge.judge(from, offer),
         }
     }
 
@@ -149,7 +149,7 @@ impl peers::Policy for Deleting {
         offer: &'a Offer,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), Decline>> {
-        self.policy.keep(from, offer, deadline)
+        self.judge.keep(from, offer, deadline)
     }
 
     fn claims<'a>(
@@ -158,7 +158,7 @@ impl peers::Policy for Deleting {
         body: Bytes,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Bytes, String>> {
-        self.policy.claims(from, body, deadline)
+        self.judge.claims(from, body, deadline)
     }
 }
 
@@ -170,9 +170,8 @@ async fn who_is_deleting_a_piece_is_given_it_again() {
         let world = World::new(3).await;
         settle().await;
         let busy = world.node(1);
-        let policy_there = Deleting { policy: busy.keeping.policy(), left: AtomicUsize::new(3) };
-        let rules =
-            Rules { trusts: Some(Arc::new(|_| true)), policy: Arc::new(policy_there), ..Rules::default() };
+        let judge = Arc::new(Deleting { judge: busy.keeping.judge(), left: AtomicUsize::new(3) });
+        let rules = Rules { trusts: Some(Arc::new(|_| true)), judge, ..Rules::default() };
         busy.links.serve(&busy.store, rules);
         let owner = identity(100);
         let put = world.node(0).keeping.put(content(200_000, 5), policy, &owner, Ack::Copies(3), soon());
@@ -643,8 +642,7 @@ async fn a_node_that_has_ended_is_freed() {
             let _ = &token;
             keeping.is_member(peer)
         };
-        let rules =
-            Rules { trusts: Some(Arc::new(trusts)), policy: node.keeping.policy(), ..Rules::default() };
+        let rules = Rules { trusts: Some(Arc::new(trusts)), judge: node.keeping.judge(), ..Rules::default() };
         node.links.serve(&node.store, rules);
         if is_killed {
             world.kill(1).await;

@@ -14,7 +14,7 @@ use ron_core::{
         BoxFuture, Contact, Endpoint,
         rpc::{Method, Peers as RpcPeers, PeersSettings, Protocol, RpcError},
     },
-    sim::{SimDisk, SimNet, SimTransport},
+    sim::{Fault, SimDisk, SimNet, SimTransport},
 };
 use ron_storage::{
     Store,
@@ -217,7 +217,7 @@ async fn members_are_remembered_and_those_that_leave_are_not() {
     let third = start(&net, 2, secret("a"), &[0], None);
     rounds(3).await;
     assert_eq!(third.members.untold(), []);
-    third.members.leaves(true);
+    third.members.on_leaving(true);
     assert_eq!(third.members.untold(), names(&[0, 1]), "they would wait for it");
     // Everybody is told at once, and not when it is time for the next round.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -225,7 +225,7 @@ async fn members_are_remembered_and_those_that_leave_are_not() {
     for node in [&first, &second] {
         assert_eq!(known(node).await, names(&[0, 1]));
     }
-    third.members.leaves(false);
+    third.members.on_leaving(false);
     assert_eq!(third.members.untold(), []);
     rounds(2).await;
     assert_eq!(known(&first).await, names(&[0, 1, 2]));
@@ -236,6 +236,23 @@ async fn members_are_remembered_and_those_that_leave_are_not() {
     rounds(3).await;
     assert_eq!(known(&first).await, names(&[0, 1, 2]), "the others come by");
     assert!(disk.list(std::path::Path::new("")).is_ok());
+}
+
+/// Members that could not be written down were taken for written down, for an hour or until the next came: after a restart the
+/// node was alone. Now it is tried again.
+#[tokio::test(start_paused = true)]
+async fn members_that_could_not_be_saved_are_saved_later() {
+    let (net, disk) = (SimNet::new(9), SimDisk::new());
+    let first = start(&net, 0, secret("a"), &[], Some(&disk));
+    rounds(1).await;
+    disk.fail_call(1, Fault::NoSpace);
+    let _second = start(&net, 1, secret("a"), &[0], None);
+    rounds(3).await;
+    assert_eq!(known(&first).await, names(&[0, 1]));
+    net.crash(addr(1).ip());
+    first.host.shutdown().await;
+    let first = start(&net, 0, secret("a"), &[], Some(&disk));
+    assert_eq!(known(&first).await, names(&[0, 1]));
 }
 
 /// One that was not seen for long is not waited for any more; one that comes back is one of them again.
@@ -268,7 +285,7 @@ async fn a_stranger_can_push_nothing() {
         .unwrap();
     let members = node.members.clone();
     let trusts = Arc::new(move |node: &NodeId| members.contains(node));
-    links.serve(&store, Rules { trusts: Some(trusts), policy: keeping.policy(), ..Rules::default() });
+    links.serve(&store, Rules { trusts: Some(trusts), judge: keeping.judge(), ..Rules::default() });
     let other = start(&net, 9, secret("b"), &[0], None);
     let own = Store::builder().memory().start(&other.host).await.unwrap();
     let pushing = Links::start(&other.endpoint, &other.host).unwrap();

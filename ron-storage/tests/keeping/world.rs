@@ -168,7 +168,7 @@ impl World {
             &store,
             Rules {
                 trusts: Some(Arc::new(move |node: &NodeId| trusting.is_member(node))),
-                policy: keeping.policy(),
+                judge: keeping.judge(),
                 ..Rules::default()
             },
         );

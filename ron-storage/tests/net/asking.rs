@@ -10,7 +10,7 @@ use ron_core::{ContentId, Deadline, NodeId, net::BoxFuture};
 use ron_storage::{
     Settings,
     fetch::Fetcher,
-    peers::{Decline, Groups, Held, Offer, Peer, PeerError, Peers, Policy, Rules, Want, compare},
+    peers::{Decline, Groups, Held, Judge, Offer, Peer, PeerError, Peers, Rules, Want, compare},
 };
 
 use crate::world::{Node, Word, World, content, quic, real, soon};
@@ -108,7 +108,7 @@ async fn ask_and_push(one: Node, other: Node) {
 /// Wants nothing that begins with a zero byte, and writes down what it keeps.
 struct Picky(AtomicUsize);
 
-impl Policy for Picky {
+impl Judge for Picky {
     fn judge(&self, _: NodeId, offer: &Offer) -> Result<(), Decline> {
         if offer.claim.first() == Some(&0) { Err(Decline::Deleted) } else { Ok(()) }
     }
@@ -136,7 +136,7 @@ async fn an_offer_is_judged_verified_and_acknowledged_when_it_is_durable() {
     let plain = one.links.push(&other.peer(), &offered, soon()).await;
     assert!(matches!(plain, Err(PeerError::Forbidden { .. })), "{plain:?}");
     let picky = Arc::new(Picky(AtomicUsize::new(0)));
-    let rules = Rules { writes: Some(Arc::new(Word("word"))), policy: picky.clone(), ..Rules::default() };
+    let rules = Rules { writes: Some(Arc::new(Word("word"))), judge: picky.clone(), ..Rules::default() };
     other.links.serve(&other.store, rules.clone());
     let wrong = Peer { cap: "wrong".into(), ..other.peer() };
     assert!(matches!(one.links.push(&wrong, &offered, soon()).await, Err(PeerError::Forbidden { .. })));

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     Counter, Deadline, NodeId, Restart, Spawner, TaskEnd, TaskSpec,
+    auth::{Action, Authorizer, Credentials},
     net::BoxFuture,
     now,
     permits::Permit,
@@ -153,6 +154,18 @@ impl Request {
     #[must_use]
     pub fn cap(&self) -> &Bytes {
         &self.cap
+    }
+
+    /// Whether what it shows allows `action`. Without an authorizer nobody may.
+    ///
+    /// # Errors
+    /// [`Fault::forbidden`], which does not say why not.
+    pub fn authorize(&self, authorizer: Option<&dyn Authorizer>, action: &'static str) -> Result<(), Fault> {
+        let refused = || Fault::forbidden("not with this capability");
+        let bearer = std::str::from_utf8(&self.cap).ok().filter(|cap| !cap.is_empty());
+        let credentials = Credentials::bearer(bearer).from_address(Some(self.remote().ip()));
+        let authorizer = authorizer.ok_or_else(refused)?;
+        authorizer.authorize(&Action::new(action, ""), &credentials).map(drop).map_err(|_| refused())
     }
 
     /// On whose behalf; 0 when unused.
