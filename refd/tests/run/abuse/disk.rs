@@ -13,7 +13,7 @@ use std::{
 use ron_core::ContentId;
 
 use super::{content, exchange, node, status, until};
-use crate::{REFD, settings::Configured};
+use crate::{REFD, governing::Decider, settings::Configured};
 
 /// Case 41: a thousand uploads that break off, each in another place.
 #[test]
@@ -110,70 +110,89 @@ fn changed_bytes_are_not_served() {
     assert_eq!(status(&answer), 206);
 }
 
-/// Starts a node that must not come up, and says whether it did and what it said.
-pub(super) fn run(data: &Path) -> (bool, String) {
-    let mut command = Command::new(REFD);
-    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
-    // It must not come up. If it does, it is told to stop by the end of this test.
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    for _ in 0..500 {
-        if let Some(status) = child.try_wait().unwrap() {
-            let mut said = String::new();
-            std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
-            return (status.success(), said);
-        }
-        std::thread::sleep(Duration::from_millis(20));
+/// Ends a process, also in a test that fails.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    (true, "it runs".to_owned())
 }
 
-/// Case 42: links that somebody planted where files of the node are. Nothing is read or written through them.
+/// Starts a node that must not come up, and returns what it said. One that comes up, and one that does neither, are failures.
+pub(super) fn refused(data: &Path) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let [output, errors] = ["output", "errors"].map(|name| dir.path().join(name));
+    let mut command = Command::new(REFD);
+    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data-dir"]).arg(data);
+    command.stdout(fs::File::create(&output).unwrap()).stderr(fs::File::create(&errors).unwrap());
+    let mut child = Ended(command.spawn().unwrap());
+    let mut ended = None;
+    until("it ends, or says that it runs", || {
+        ended = child.0.try_wait().unwrap();
+        ended.is_some() || fs::read_to_string(&output).unwrap().contains("node ")
+    });
+    let said = fs::read_to_string(&errors).unwrap();
+    assert!(ended.is_some_and(|status| !status.success()), "it runs, or ended well: {ended:?} {said}");
+    said
+}
+
+/// Case 42: symbolic links and pipes that somebody planted where files of the node are. Nothing is read or written through them,
+/// and no start waits for them. The token and what the node remembers of its log were read through any link, and a pipe in their
+/// place kept the node from starting and from saying why.
 #[test]
 fn planted_links_are_refused() {
     let made = node("");
     made.put(&content(400_000, 1));
     made.put(b"small");
     let Configured { daemon, dir } = made;
-    daemon.terminate();
     let (data, outside) = (dir.path().join("data"), dir.path().join("outside"));
+    // Only of a log that has begun there is something to remember.
+    Decider::found(&daemon, &data);
+    daemon.terminate();
     fs::create_dir(&outside).unwrap();
-    for place in
-        ["node.key", "registry.key", "store", "store/log", "store/large", "store/STORE", "dht", "registry"]
-    {
-        let (place, aside) = (data.join(place), dir.path().join("aside"));
-        fs::rename(&place, &aside).unwrap();
+    let files = ["node.key", "registry.key", "token", "registry.seen", "registry.verified", "store/STORE"];
+    let dirs = ["store", "store/log", "store/large", "dht", "registry"];
+    for place in files.into_iter().chain(dirs) {
+        let (path, aside) = (data.join(place), dir.path().join("aside"));
+        fs::rename(&path, &aside).unwrap();
         // A link to the very thing is no better than any other.
         for target in [&aside, &outside, &outside.join("nothing")] {
-            symlink(target, &place).unwrap();
-            let (is_up, said) = run(&data);
-            assert!(
-                !is_up && said.contains("symbolic link"),
-                "{} -> {}: {said}",
-                place.display(),
-                target.display()
-            );
-            fs::remove_file(&place).unwrap();
+            symlink(target, &path).unwrap();
+            let said = refused(&data);
+            assert!(said.contains("symbolic link"), "{place} -> {}: {said}", target.display());
+            fs::remove_file(&path).unwrap();
         }
-        fs::rename(&aside, &place).unwrap();
+        if files.contains(&place) {
+            assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&path).status().unwrap().success());
+            let said = refused(&data);
+            assert!(said.contains(place) && said.contains("not a regular file"), "{place}: {said}");
+            fs::remove_file(&path).unwrap();
+        }
+        fs::rename(&aside, &path).unwrap();
     }
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "something was written through a link");
 
-    // What the node writes on its own account when it stops.
+    // What the node writes on its own account: also where such a file is until it is whole, as a stop leaves it that was cut short.
     let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
-    let verified = data.join("registry.verified");
-    let _ = fs::remove_file(&verified);
-    // Also where such a file is until it is whole, as a stop leaves it that was cut short.
-    for place in [verified.clone(), data.join("registry.verified.tmp")] {
-        symlink(&victim, place).unwrap();
-    }
+    let plant = |name: &str| {
+        let _ = fs::remove_file(data.join(name));
+        symlink(&victim, data.join(name)).unwrap();
+    };
+    ["registry.verified.tmp", "registry.seen.tmp"].into_iter().for_each(plant);
     let again = crate::Daemon::start(&data, &[]);
+    ["registry.verified.tmp", "registry.seen.tmp", "registry.verified", "registry.seen"]
+        .into_iter()
+        .for_each(plant);
     again.terminate();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
-    assert!(verified.symlink_metadata().unwrap().is_file(), "the link is still there");
-    assert_eq!(fs::read_to_string(&verified).unwrap().parse(), Ok(0));
+    for name in ["registry.verified", "registry.seen"] {
+        assert!(data.join(name).symlink_metadata().unwrap().is_file(), "the link is still there: {name}");
+    }
+    // And it is what the node can begin from.
+    crate::Daemon::start(&data, &[]).terminate();
 }
 
 /// With this in the environment, what needs a file system of its own is left out, and says so.
