@@ -57,8 +57,13 @@ fn exchange(addr: SocketAddr, bytes: &[u8]) -> String {
     rest(&mut stream)
 }
 
-/// What comes until the end. A reset is an end.
+/// What comes until the end, where it is text.
 fn rest(stream: &mut TcpStream) -> String {
+    String::from_utf8_lossy(&rest_of(stream)).into_owned()
+}
+
+/// What comes until the end. A reset is an end.
+fn rest_of(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut answer, mut some) = (Vec::new(), [0; 16 << 10]);
     loop {
@@ -71,7 +76,7 @@ fn rest(stream: &mut TcpStream) -> String {
             Err(_) => break,
         }
     }
-    String::from_utf8_lossy(&answer).into_owned()
+    answer
 }
 
 /// Of an answer; 0 if there is none.
