@@ -15,11 +15,29 @@ use ron_core::ContentId;
 use super::{content, exchange, node, rest_of, status, until};
 use crate::{REFD, governing::Decider, settings::Configured};
 
-/// Case 41: a thousand uploads that break off, each in another place.
+/// Uploads that are under way, and of which there are files.
+fn begun(node: &Configured) -> Vec<TcpStream> {
+    let (admin, bearer, before) = (node.daemon.admin, node.bearer(), node.large_files());
+    let body = content(3 << 20, 1);
+    let begin = |_| {
+        let mut stream = TcpStream::connect(admin).unwrap();
+        let head = format!("POST /o HTTP/1.1\r\nHost: {admin}\r\n{bearer}Content-Length: 9000000\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+        stream
+    };
+    let streams = (0..4).map(begin).collect();
+    until("there are files of them", || node.large_files() == before + 4);
+    streams
+}
+
+/// Case 41: uploads of which there is a file already, and a thousand, each of which breaks off in another place; and a node that dies
+/// amid uploads, as by a power cut, and finds their files when it starts again.
 #[test]
 fn aborted_uploads_leave_no_files() {
-    let node = node("");
+    let mut node = node("");
     let (admin, bearer, before) = (node.daemon.admin, node.bearer(), node.large_files());
+    drop(begun(&node));
+    until("nothing is left of the first", || node.large_files() == before);
     let body = content(1 << 20, 1);
     #[allow(clippy::disallowed_methods, reason = "threads of a test, joined at the end of the scope")]
     std::thread::scope(|scope| {
@@ -51,6 +69,16 @@ fn aborted_uploads_leave_no_files() {
     assert!(usage.contains("\"objects\":0"), "{usage}");
     node.put(&content(400_000, 2));
     node.is_well();
+
+    let kept = node.large_files();
+    let under_way = begun(&node);
+    node.daemon.signal("KILL");
+    node.daemon.child.wait().unwrap();
+    assert_eq!(node.large_files(), kept + under_way.len(), "a start has nothing to sweep");
+    node.daemon = crate::Daemon::start(&node.data(), &[]);
+    until("nothing is left of what died with it", || node.large_files() == kept);
+    assert!(node.allowed("GET", "/usage", "", b"").contains("\"objects\":1"));
+    node.is_well();
 }
 
 /// Case 36: bytes that are not what they are said to be.
@@ -71,6 +99,7 @@ fn an_upload_under_another_name_is_not_kept() {
     }
     until("nothing is left", || node.large_files() == before);
     assert!(node.allowed("GET", "/usage", "", b"").contains("\"objects\":0"));
+    node.is_well();
 }
 
 /// Case 37: a bit that changed on the disk is not served, whoever asks and for whichever part. Each way to ask is the first to come
