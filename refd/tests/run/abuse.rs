@@ -84,6 +84,12 @@ fn status(answer: &str) -> u16 {
     answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok()).unwrap_or(0)
 }
 
+/// The body of an answer that is JSON.
+fn json(answer: &str) -> Value {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
+
 /// Waits until it is so, for what happens in its own time. Patience is counted in looks: a machine that was stopped meanwhile, and this
 /// process with it, has not had the time that has passed.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -210,20 +216,26 @@ impl Configured {
         assert!(!log.contains("panicked"), "{log}");
     }
 
-    /// Every route of the admin listener: path, method, whether it wants the token.
-    fn routes(&self) -> Vec<(String, String, bool)> {
-        let document = self.daemon.get("/admin/openapi.json");
-        let document: Value = serde_json::from_str(document.split_once("\r\n\r\n").unwrap().1).unwrap();
-        let mut routes = Vec::new();
+    /// Every operation of the admin listener: path, method, and what is said about it.
+    fn operations(&self) -> Vec<(String, String, Value)> {
+        let document = json(&self.daemon.get("/admin/openapi.json"));
+        let mut operations = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {
                 if method != "parameters" {
-                    routes.push((path.clone(), method.to_uppercase(), operation.get("security").is_some()));
+                    operations.push((path.clone(), method.to_uppercase(), operation.clone()));
                 }
             }
         }
-        assert!(routes.len() > 60, "{routes:?}");
-        routes
+        assert!(operations.len() > 60, "{operations:?}");
+        operations
+    }
+
+    /// Every route of it: path, method, whether it wants the token.
+    fn routes(&self) -> Vec<(String, String, bool)> {
+        let is_guarded = |operation: &Value| operation.get("security").is_some();
+        let operations = self.operations().into_iter();
+        operations.map(|(path, method, operation)| (path, method, is_guarded(&operation))).collect()
     }
 }
 
