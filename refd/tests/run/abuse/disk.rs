@@ -12,7 +12,7 @@ use std::{
 
 use ron_core::ContentId;
 
-use super::{content, exchange, node, rest_of, status, until};
+use super::{content, exchange, json, node, rest_of, status, until};
 use crate::{REFD, governing::Decider, settings::Configured};
 
 /// Uploads that are under way, and of which there are files.
@@ -372,7 +372,7 @@ fn a_full_disk_refuses_writes_and_serves_reads() {
 /// The objects of a node that are not refused, by their number and their bytes.
 fn usage(node: &Configured) -> (u64, u64) {
     let answer = node.allowed("GET", "/usage", "", b"");
-    let usage: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let usage = json(&answer);
     (usage["objects"].as_u64().unwrap(), usage["bytes"].as_u64().unwrap())
 }
 

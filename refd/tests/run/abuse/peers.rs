@@ -6,7 +6,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,7 +25,7 @@ use tokio::{
     runtime::Runtime,
 };
 
-use super::{PATIENCE, node, rest, slow::connect_from, until};
+use super::{PATIENCE, node, records::unix, rest, slow::connect_from, until};
 use crate::settings::Configured;
 
 const LINKS: LaneSpec = LaneSpec::new("test", "links", 64);
@@ -54,6 +54,12 @@ impl Service for Refuses {
     }
 }
 
+/// What peers of this process run on.
+pub(super) fn runtime() -> Arc<Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    Arc::new(runtime.unwrap())
+}
+
 /// A peer with a key of its own, in this process.
 pub(super) struct Peer {
     pub(super) runtime: Arc<Runtime>,
@@ -63,8 +69,7 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new() -> Peer {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        Peer::on(&Arc::new(runtime.unwrap()), Identity::generate().unwrap(), "127.0.0.1:0".parse().unwrap())
+        Peer::on(&runtime(), Identity::generate().unwrap(), "127.0.0.1:0".parse().unwrap())
     }
 
     /// One of many that share a runtime.
@@ -382,8 +387,7 @@ fn words_that_announce_too_much_cost_nothing() {
         let of = |why: &str| node.count(&format!("ron_overlay_frame_reject_total{{reason=\"word_{why}\"}}"));
         ["too_large", "malformed", "out_of_range"].map(of).iter().sum::<u64>()
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let (runtime, to) = (Arc::new(runtime.unwrap()), contact(&node));
+    let (runtime, to) = (runtime(), contact(&node));
     let grown = node.growth(|| {
         for some in words.chunks(3) {
             let key = Identity::generate().unwrap();
@@ -417,11 +421,10 @@ fn a_bystander_is_not_called_for_names_that_others_made_up() {
     bystander.set_nonblocking(true).unwrap();
     let address = bystander.local_addr().unwrap();
     let wanted = ron_core::ContentId::of(b"nobody has this");
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let records = (1..=30u8).map(|number| {
         let publisher = Identity::from_seed(&[number; 32]);
         let record =
-            ProviderRecord::sign(&publisher, wanted.into(), &[address], 1, now, Duration::from_secs(3600));
+            ProviderRecord::sign(&publisher, wanted.into(), &[address], 1, unix(), Duration::from_secs(3600));
         record.encoded().clone()
     });
     let (number, body) = ron_dht::network::Request::Provide { records: records.collect() }.encode();

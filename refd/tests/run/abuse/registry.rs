@@ -13,7 +13,7 @@ use std::{
 use ron_core::ContentId;
 use ron_registry::{LogTrust, Note};
 
-use super::{disk::refused, node, status, until};
+use super::{disk::refused, json, node, status, until};
 use crate::{
     Daemon, free_addrs,
     governing::Decider,
@@ -22,9 +22,7 @@ use crate::{
 };
 
 fn version(daemon: &Daemon) -> u64 {
-    let head = daemon.get("/registry/head");
-    let head: serde_json::Value = serde_json::from_str(head.split_once("\r\n\r\n").unwrap().1).unwrap();
-    head["version"].as_u64().unwrap()
+    json(&daemon.get("/registry/head"))["version"].as_u64().unwrap()
 }
 
 fn copy(from: &Path, to: &Path) {

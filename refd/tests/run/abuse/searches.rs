@@ -24,7 +24,7 @@ use ron_dht::{
 use serde_json::Value;
 
 use super::{
-    node,
+    json, node,
     peers::{PROTOCOLS, Peer, contact},
     records::{Asker, unix},
     status,
@@ -127,7 +127,7 @@ fn a_search_among_the_silent_keeps_to_its_budget() {
     for number in 0..3_u8 {
         let key = Key::from_bytes([number; 32]);
         let answer = node.daemon.get(&format!("/dht/find_node/{key}?trace=1&timeout_ms=20000"));
-        let told: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let told = json(&answer);
         let questions = told["verdict"]["trace"].as_array().unwrap_or_else(|| panic!("{answer}"));
         let asked: usize = honest.iter().chain(&silent).map(|one| one.times_asked_for(&key)).sum();
         assert!(questions.len() <= MOST && asked <= MOST, "{asked}, {}: {answer}", questions.len());
