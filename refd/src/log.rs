@@ -1,10 +1,10 @@
 //! The node's log: one of its own that it commits to, or a copy of another's that it follows and checks.
 
-use std::{error::Error, fs, path::Path, sync::Arc, time::Duration};
+use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
 use ron_core::{
     Metrics, NodeId, Supervisor,
-    disk::{self, DiskError, RealDisk},
+    disk::{self, Access, Disk as _, DiskError, RealDisk},
     net::{Contact, Identity},
 };
 use ron_registry::{
@@ -26,6 +26,9 @@ const VERIFIED: &str = "registry.verified";
 /// The file with the last head of the node's own log.
 const SEEN: &str = "registry.seen";
 
+/// The most that is read of either: no note is longer.
+const REMEMBERED_MAX: usize = 128 << 10;
+
 /// The directory with the evidence that a followed log has forked, a file for each piece.
 const EVIDENCE: &str = "evidence";
 
@@ -40,11 +43,23 @@ pub(crate) fn remember(registry: &Registry, data: &Path) -> Result<(), DiskError
     }
 }
 
+/// What was remembered, if it was. Something else that was planted where the file goes is neither followed nor waited for: it is
+/// refused, and so is a disk that does not read.
+fn recall(data: &Path, name: &str) -> Result<Option<Vec<u8>>, DiskError> {
+    let file = match RealDisk::open(data)?.open(Path::new(name), Access::Read) {
+        Err(DiskError::NotFound { .. }) => return Ok(None),
+        file => file?,
+    };
+    let mut bytes = vec![0; REMEMBERED_MAX];
+    let len = file.read_at(0, &mut bytes)?;
+    bytes.truncate(len);
+    Ok(Some(bytes))
+}
+
 /// Whether the log goes on from the last head that was remembered. One that was rolled back, or lost while its key was not,
 /// would be a fork for everybody who knew it.
 fn goes_on(registry: &Registry, data: &Path) -> Result<(), Box<dyn Error>> {
-    let path = data.join(SEEN);
-    let Ok(bytes) = fs::read(&path) else { return Ok(()) };
+    let Some(bytes) = recall(data, SEEN)? else { return Ok(()) };
     let trust = LogTrust::new(registry.log_key());
     // One by another key is about another log.
     let Some(seen) = Note::parse(&bytes).ok().and_then(|note| trust.open(&note).ok()) else { return Ok(()) };
@@ -60,7 +75,7 @@ fn goes_on(registry: &Registry, data: &Path) -> Result<(), Box<dyn Error>> {
         false => Err(format!(
             "{}: the log had {} entries, and this one, of {}, is not what became of it. Put that one back; or, if this is meant, \
              take registry.key away with it, so that it is another log to everybody",
-            path.display(),
+            data.join(SEEN).display(),
             seen.size,
             head.size
         )
@@ -115,8 +130,8 @@ pub(crate) async fn start(
     };
     let evidence = data.map(Path::to_path_buf);
     // Where the verifier was; whoever changes the file only makes it check more or later.
-    let verified = data.and_then(|data| fs::read_to_string(data.join(VERIFIED)).ok());
-    let verified = verified.and_then(|text| text.trim().parse().ok());
+    let verified = data.map(|data| recall(data, VERIFIED)).transpose()?.flatten();
+    let verified = verified.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok());
     let builder = builder.settings(section.settings()).metrics(metrics).verified(verified.unwrap_or(0));
     let builder = builder.on_evidence(move |found| match evidence.as_deref().map(|data| keep(data, found)) {
         Some(Ok(())) => {}

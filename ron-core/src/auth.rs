@@ -14,7 +14,10 @@ use std::{
 
 use data_encoding::BASE32_NOPAD;
 
-use crate::Snapshot;
+use crate::{
+    Snapshot,
+    disk::{NotPlain, open_plain},
+};
 
 /// What somebody wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +124,18 @@ pub enum TokenFileError {
         /// The reason.
         source: io::Error,
     },
+    /// It is a symbolic link. Whoever made it would decide what is read; name the file that it leads to.
+    #[error("token file {} is a symbolic link; name the file that it leads to", path.display())]
+    Symlink {
+        /// The link.
+        path: PathBuf,
+    },
+    /// It is a directory, a pipe or a device.
+    #[error("token file {} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
     /// Others than the owner can read or write it: it is no secret. `chmod 600` it and change the token.
     #[error("token file {} has mode {mode:o}, it must be 600", path.display())]
     TooOpen {
@@ -153,8 +168,8 @@ impl TokenFile {
     /// The longest one. What a client shows beyond it is refused without being hashed.
     pub const LENGTH_MAX: usize = 1024;
 
-    /// Opens the file, or makes it (and its directory, 0700) with a random token of 256 bits. It blocks for a file
-    /// system call or two: call it at start.
+    /// Opens the file, or makes it (and its directory, 0700) with a random token of 256 bits. A symbolic link in its
+    /// place is refused. It blocks for a file system call or two: call it at start.
     ///
     /// # Errors
     /// [`TokenFileError`].
@@ -246,7 +261,11 @@ fn create(path: &Path) -> io::Result<()> {
 
 fn load(path: &Path) -> Result<blake3::Hash, TokenFileError> {
     let failed = |source| TokenFileError::Io { path: path.to_owned(), source };
-    let file = fs::File::open(path).map_err(failed)?;
+    let file = open_plain(path).map_err(|not| match not {
+        NotPlain::Symlink => TokenFileError::Symlink { path: path.to_owned() },
+        NotPlain::NotAFile => TokenFileError::NotAFile { path: path.to_owned() },
+        NotPlain::Io(_, source) => failed(source),
+    })?;
     let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(TokenFileError::TooOpen { path: path.to_owned(), mode });
@@ -325,6 +344,37 @@ mod tests {
             let error = TokenFile::open(&path).expect_err("too open");
             assert!(matches!(error, TokenFileError::TooOpen { mode: found, .. } if found == mode), "{error}");
         }
+    }
+
+    /// The token was read through a link, and a pipe in its place made the node wait for ever.
+    #[test]
+    fn what_is_planted_in_place_of_the_file_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, aside) = (dir.path().join("token"), dir.path().join("aside"));
+        let tokens = TokenFile::open(&path).expect("made");
+        let token = token_in(&path);
+        fs::rename(&path, &aside).expect("ours");
+        for target in [&aside, &dir.path().join("nothing")] {
+            std::os::unix::fs::symlink(target, &path).expect("linked");
+            for refused in [TokenFile::open(&path).map(drop), tokens.reload()] {
+                let error = refused.expect_err("a link");
+                assert!(matches!(error, TokenFileError::Symlink { .. }), "{error}");
+            }
+            fs::remove_file(&path).expect("ours");
+        }
+        assert!(!dir.path().join("nothing").exists());
+        fs::DirBuilder::new().mode(0o700).create(&path).expect("made");
+        assert!(matches!(TokenFile::open(&path), Err(TokenFileError::NotAFile { .. })));
+        fs::remove_dir(&path).expect("ours");
+        let mut pipe = std::process::Command::new("mkfifo");
+        if pipe.args(["-m", "600"]).arg(&path).status().is_ok_and(|made| made.success()) {
+            assert!(matches!(TokenFile::open(&path), Err(TokenFileError::NotAFile { .. })));
+        }
+        assert!(ask(&tokens, Some(&token)).is_ok(), "the last usable one holds");
+        // A directory on the way is the choice of whoever named the path.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).expect("linked");
+        assert!(ask(&TokenFile::open(link.join("aside")).expect("there"), Some(&token)).is_ok());
     }
 
     /// A canary: whatever is printed about the parts, the token is not in it.

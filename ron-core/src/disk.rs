@@ -7,6 +7,7 @@
 //! and not a write somewhere else.
 
 mod memory;
+mod plain;
 mod real;
 
 use std::{
@@ -24,6 +25,7 @@ use crate::{
 };
 
 pub use memory::MemoryDisk;
+pub(crate) use plain::{NotPlain, open_plain};
 pub use real::RealDisk;
 
 /// Why the disk did not do what it was asked.

@@ -292,7 +292,10 @@ impl RawFile for MemoryFile {
                 target[at..at + step].copy_from_slice(&bytes[written..written + step]);
                 written += step;
             }
-            file.len = file.len.max(offset + bytes.len() as u64);
+            // Nothing, written anywhere, is nothing: a file does not grow by it.
+            if written > 0 {
+                file.len = file.len.max(offset + written as u64);
+            }
             Ok(())
         })?
     }
@@ -374,6 +377,15 @@ mod tests {
         assert!(file.write_at(0, b"x").is_err());
         disk.remove(path("a/h")).unwrap();
         assert!(disk.open(path("a/h"), Access::Read).is_err());
+    }
+
+    /// Writing no bytes behind the end made a file longer, as on no real disk. The property below found it in one run of a hundred.
+    #[test]
+    fn writing_nothing_changes_nothing() {
+        let disk = MemoryDisk::new();
+        let file = disk.create(path("f")).unwrap();
+        file.write_at(1, b"").unwrap();
+        assert_eq!(file.len().unwrap(), 0);
     }
 
     #[test]

@@ -85,7 +85,8 @@ impl RealDisk {
             .map_err(|errno| failed(op, path, errno))?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(op, path, errno))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(failed(op, path, Errno::INVAL));
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+            return Err(DiskError::from_io(op, path, &error));
         }
         Ok(std::fs::File::from(fd))
     }
@@ -338,7 +339,8 @@ mod tests {
         let path = dir.path().join("fifo");
         let made = std::process::Command::new("mkfifo").arg(&path).status();
         if made.is_ok_and(|status| status.success()) {
-            assert!(disk.open(Path::new("fifo"), Access::Read).is_err());
+            let error = disk.open(Path::new("fifo"), Access::Read).unwrap_err();
+            assert_eq!(error.to_string(), "open fifo: not a regular file");
         }
     }
 

@@ -15,11 +15,11 @@ use std::{
 };
 
 use ed25519_dalek::{Signature as RawSignature, Signer as _, SigningKey, VerifyingKey};
-use rustix::{fs::OFlags, io::Errno};
 use zeroize::Zeroizing;
 
 use crate::{
     IdError, NodeId,
+    disk::{NotPlain, open_plain},
     error::{ErrorKind, Refusal},
     id::{read_hex, write_hex},
 };
@@ -118,20 +118,12 @@ impl Identity {
     /// As [`load_or_create`](Self::load_or_create), and [`IdentityError::Io`] if there is none.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let path = path.as_ref();
-        // Without NONBLOCK, opening a pipe that someone put there would wait for its writer.
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = fs::OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
-        let mut file = file.map_err(|error| match error.raw_os_error() {
-            Some(errno) if errno == Errno::LOOP.raw_os_error() => {
-                IdentityError::Symlink { path: path.to_owned() }
-            }
-            _ => IdentityError::io("open", path, &error),
+        let mut file = open_plain(path).map_err(|not| match not {
+            NotPlain::Symlink => IdentityError::Symlink { path: path.to_owned() },
+            NotPlain::NotAFile => IdentityError::NotAFile { path: path.to_owned() },
+            NotPlain::Io(op, error) => IdentityError::io(op, path, &error),
         })?;
-        // Asked of the open file: whatever happens to the name meanwhile, this is what is read below.
         let about = file.metadata().map_err(|error| IdentityError::io("stat", path, &error))?;
-        if !about.is_file() {
-            return Err(IdentityError::NotAFile { path: path.to_owned() });
-        }
         if about.mode() & SHARED_MODE != 0 {
             return Err(IdentityError::Permissions { path: path.to_owned(), mode: about.mode() & 0o7777 });
         }

@@ -352,18 +352,23 @@ async fn forged_senders_leave_room_for_honest_ones() {
     let forger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     forger.connect(there.addr()).await.unwrap();
     let (first, rest) = packets.split_at(UNPROVEN_MAX);
+    let (mut answer, mut received) = ([0; 2000], 0);
     for (at, packet) in first.iter().enumerate() {
         forger.send(packet).await.unwrap();
         if at % 16 == 15 {
             eventually("they are inside", || there.endpoint.connections() == at + 1).await;
+            // Before there is no room for what is sent back.
+            while let Ok(len) = forger.try_recv(&mut answer) {
+                received += len;
+            }
         }
     }
-    let mut answer = [0; 2000];
     for packet in rest {
         forger.send(packet).await.unwrap();
         let retry = async {
             loop {
                 let len = forger.recv(&mut answer).await.unwrap();
+                received += len;
                 // A long header of the type for retries.
                 if answer[0] & 0xf0 == 0xf0 {
                     return len;
@@ -385,6 +390,13 @@ async fn forged_senders_leave_room_for_honest_ones() {
 
     eventually("the forged ones are gone", || there.endpoint.connections() == 1).await;
     assert_eq!(there.count(Counter::HandshakeFailures, "timeout"), UNPROVEN_MAX as u64);
+    // All that came back, whether a place was taken or not.
+    while let Ok(len) = forger.try_recv(&mut answer) {
+        received += len;
+    }
+    let sent: usize = packets.iter().map(Vec::len).sum();
+    println!("{received} bytes back for {sent}");
+    assert!(received > 0 && received < sent, "{received} bytes back for {sent}");
 }
 
 /// A connection that has begun its handshake and no more.

@@ -26,7 +26,7 @@ use ron_storage::{
 use serde_json::Value;
 
 use super::{
-    content, node,
+    content, json, node,
     peers::{PROTOCOLS, Peer, contact, soon},
     status, until,
 };
@@ -115,9 +115,7 @@ fn a_false_shard_is_passed_over_and_its_sender_named() {
     let with_seed = || node(&format!("{settings}[dht]\nseeds = [\"{}\"]\n", first.daemon.seed));
     let others = [with_seed(), with_seed()];
     let keep: Vec<&Configured> = [&first].into_iter().chain(&others).collect();
-    let told = |node: &Configured| -> Value {
-        serde_json::from_str(node.daemon.get("/keeping/status").split_once("\r\n\r\n").unwrap().1).unwrap()
-    };
+    let told = |node: &Configured| json(&node.daemon.get("/keeping/status"));
     let know = |count: usize| keep.iter().all(|node| told(node)["up"] == count);
     until("they know each other", || know(3));
     let holders = |id: &ContentId| -> Vec<usize> {

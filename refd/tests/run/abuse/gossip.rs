@@ -28,7 +28,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::{
     PATIENCE, content, node,
-    peers::{PROTOCOLS, Peer, contact, frame, greeting, soon},
+    peers::{PROTOCOLS, Peer, contact, frame, greeting, runtime, soon},
     status, until,
 };
 use crate::settings::Configured;
@@ -209,8 +209,7 @@ fn who_passes_nothing_on_and_pushes_in_silences_nobody() {
     };
     until("they have found each other", || all.iter().all(|node| honest(node) == 3));
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = Arc::new(runtime.unwrap());
+    let runtime = runtime();
     let liar = |node: &Configured| {
         let key = Identity::generate().unwrap();
         Talker::with(node, Peer::on(&runtime, key, "127.0.0.1:0".parse().unwrap()))

@@ -172,4 +172,5 @@ fn no_route_is_for_pages_from_elsewhere() {
             assert_eq!(status(&answer), 403, "{method} {path} {headers} {answer}");
         }
     }
+    node.is_well();
 }

@@ -13,7 +13,7 @@ use std::{
 use ron_core::ContentId;
 use ron_registry::{LogTrust, Note};
 
-use super::{disk::run, node, status, until};
+use super::{disk::refused, json, node, status, until};
 use crate::{
     Daemon, free_addrs,
     governing::Decider,
@@ -22,9 +22,7 @@ use crate::{
 };
 
 fn version(daemon: &Daemon) -> u64 {
-    let head = daemon.get("/registry/head");
-    let head: serde_json::Value = serde_json::from_str(head.split_once("\r\n\r\n").unwrap().1).unwrap();
-    head["version"].as_u64().unwrap()
+    json(&daemon.get("/registry/head"))["version"].as_u64().unwrap()
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -32,7 +30,8 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Case 47: the node dies after it was told to commit and before it has answered, as by a power cut. Whoever asks again is told
-/// in which version it is, and there is one, whether the first had come to the disk or not.
+/// in which version it is, and there is one, whether the first had come to the disk or not. In the first round it had for certain, in
+/// the second it had not, and in the others nobody knows.
 #[test]
 fn an_append_whose_answer_was_lost_is_one_entry() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,27 +55,32 @@ fn an_append_whose_answer_was_lost_is_one_entry() {
             body.len()
         );
         let mut stream = TcpStream::connect(daemon.admin).unwrap();
-        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        let request = format!("{head}{body}");
         let wanted = round + 2;
+        // All but the last byte of it, once.
+        let sent = request.len() - usize::from(round == 1);
+        stream.write_all(&request.as_bytes()[..sent]).unwrap();
         if round == 0 {
-            // Once it is there for certain, and only the answer is lost.
+            // Only the answer is lost.
             daemon.eventually("/registry/head", |head| head.contains(&format!("\"version\":{wanted},")));
         } else {
-            // Otherwise wherever it happens to be then.
+            // Wherever it happens to be then.
             std::thread::sleep(Duration::from_micros(500 * (round - 1)));
         }
         daemon.signal("KILL");
         daemon.child.wait().unwrap();
         daemon = Daemon::start(dir.path(), &[]);
         decider = Decider::of(&daemon, dir.path());
-        in_the_log += u64::from(version(&daemon) == wanted);
+        let is_there = version(&daemon) == wanted;
+        assert!(is_there || round != 0, "it was there before the node died");
+        assert!(!is_there || round != 1, "it was never asked for");
+        in_the_log += u64::from(is_there);
         for _ in 0..2 {
             assert_eq!(decider.commit(&proposal, &approval), wanted, "round {round}");
         }
         assert_eq!(version(&daemon), wanted, "round {round}");
     }
     println!("{in_the_log} of 6 were in the log when the node died");
-    assert!(in_the_log > 0);
     daemon.terminate();
 }
 
@@ -187,8 +191,7 @@ fn nothing_is_pruned_that_was_tampered_with() {
 
     flip(&place_of(&data, &artifact(290)));
     let _ = fs::remove_file(data.join("registry/memo"));
-    let (is_up, said) = run(&data);
-    assert!(!is_up && said.contains("registry"), "{said}");
-    println!("{said}");
+    let said = refused(&data);
+    assert!(said.contains("data/registry: damaged: damaged from "), "{said}");
     drop(dir);
 }

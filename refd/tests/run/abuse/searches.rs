@@ -24,17 +24,21 @@ use ron_dht::{
 use serde_json::Value;
 
 use super::{
-    node,
+    json, node,
     peers::{PROTOCOLS, Peer, contact},
     records::{Asker, unix},
     status,
     town::{Manner, Town, identities},
     until,
 };
-use crate::settings::{ANY_PORT, Configured};
+use crate::{
+    free_addrs,
+    settings::{ANY_PORT, Configured},
+};
 
 /// Knows twenty nodes right beside whatever it is asked for, each time others, at addresses where nobody is.
 struct Crowd {
+    nowhere: [SocketAddr; 20],
     asked: AtomicU64,
     named: AtomicU64,
 }
@@ -45,8 +49,8 @@ impl Crowd {
             let number = self.named.fetch_add(1, Ordering::SeqCst);
             let mut id = *target.as_bytes();
             id[24..].copy_from_slice(&number.to_be_bytes());
-            let port = 1 + (number % 1000) as u16;
-            Contact { id: NodeId::from_bytes(id), addrs: [SocketAddr::from(([127, 0, 0, 1], port))].into() }
+            let addr = self.nowhere[number as usize % self.nowhere.len()];
+            Contact { id: NodeId::from_bytes(id), addrs: [addr].into() }
         };
         (0..20).map(contact).collect()
     }
@@ -72,7 +76,8 @@ impl Service for Crowd {
 fn a_search_among_a_crowd_that_is_not_there_ends() {
     const SEARCHES: u64 = 10;
     const MOST: u64 = 80;
-    let (peer, crowd) = (Peer::new(), Arc::new(Crowd { asked: AtomicU64::new(0), named: AtomicU64::new(0) }));
+    let crowd = Crowd { nowhere: free_addrs(), asked: AtomicU64::new(0), named: AtomicU64::new(0) };
+    let (peer, crowd) = (Peer::new(), Arc::new(crowd));
     let _speaks = peer.serve(PROTOCOLS[0].0, Arc::clone(&crowd) as _);
     let seed = format!("{}@{}", peer.endpoint.node_id(), peer.endpoint.local_addrs()[0]);
     let node = Configured::start(&format!("{ANY_PORT}[dht]\nseeds = [{seed:?}]\n"));
@@ -122,7 +127,7 @@ fn a_search_among_the_silent_keeps_to_its_budget() {
     for number in 0..3_u8 {
         let key = Key::from_bytes([number; 32]);
         let answer = node.daemon.get(&format!("/dht/find_node/{key}?trace=1&timeout_ms=20000"));
-        let told: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let told = json(&answer);
         let questions = told["verdict"]["trace"].as_array().unwrap_or_else(|| panic!("{answer}"));
         let asked: usize = honest.iter().chain(&silent).map(|one| one.times_asked_for(&key)).sum();
         assert!(questions.len() <= MOST && asked <= MOST, "{asked}, {}: {answer}", questions.len());

@@ -1,7 +1,7 @@
 //! Clients who take their time: heads, bodies and readers that hardly move, and listeners that never read.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     time::Duration,
 };
@@ -18,6 +18,38 @@ pub(super) fn connect_from(host: u8, to: SocketAddr) -> Option<TcpStream> {
     let _ = socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 1, host), 0)).into());
     socket.connect_timeout(&to.into(), PATIENCE).ok()?;
     Some(socket.into())
+}
+
+/// Sends a byte on each, again and again, until all have ended, and returns what each was told. None is ever silent for long.
+fn dribble(streams: Vec<TcpStream>) -> Vec<String> {
+    let mut open: Vec<(TcpStream, Vec<u8>, bool)> = Vec::new();
+    for stream in streams {
+        stream.set_nonblocking(true).unwrap();
+        open.push((stream, Vec::new(), false));
+    }
+    let mut rounds = 0_u32;
+    until("all that dribble are cut", || {
+        rounds += 1;
+        for (stream, told, is_over) in open.iter_mut().filter(|(_, _, is_over)| !is_over) {
+            let mut some = [0; 4096];
+            loop {
+                match stream.read(&mut some) {
+                    Ok(count) if count > 0 => told.extend_from_slice(&some[..count]),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    _ => {
+                        *is_over = true;
+                        break;
+                    }
+                }
+            }
+            // Every fifth of a second or so.
+            if rounds % 10 == 0 {
+                let _ = stream.write(b"y");
+            }
+        }
+        open.iter().all(|(_, _, is_over)| *is_over)
+    });
+    open.into_iter().map(|(_, told, _)| String::from_utf8_lossy(&told).into_owned()).collect()
 }
 
 /// Case 3: five hundred heads that do not end, from five addresses, which is more than one may have open.
@@ -40,17 +72,14 @@ fn slow_heads_leave_health_alone_and_are_closed() {
     // Each waits for less than a head may take, so nobody waited for the slow ones.
     let during = (0..20).map(|_| ask()).max().unwrap();
     assert!(during < Duration::from_secs(2).max(before * 20), "{during:?} against {before:?}");
+    // A byte more now and then buys no time.
     let began = ron_core::now();
-    let mut told = 0;
-    for stream in &mut slow {
-        // One byte more buys no time.
-        let _ = stream.write_all(b"y");
-        let answer = rest(stream);
-        assert!(matches!(status(&answer), 0 | 408 | 503), "{answer}");
-        told += usize::from(status(&answer) == 408);
-    }
-    assert!(told > 0 && began.elapsed() < Duration::from_secs(20), "{told} told, {:?}", began.elapsed());
-    assert!(node.count("ron_core_io_timeouts_total{op=\"http_head\"}") > 100);
+    let told: Vec<u16> = dribble(slow).iter().map(|answer| status(answer)).collect();
+    assert!(told.iter().all(|status| matches!(status, 0 | 408 | 503)), "{told:?}");
+    let cut = told.iter().filter(|status| **status == 408).count();
+    println!("{cut} of {} were told that they are slow, the last after {:?}", told.len(), began.elapsed());
+    assert!(cut > 100 && began.elapsed() < Duration::from_secs(20), "{cut} told, {:?}", began.elapsed());
+    assert!(node.count("ron_core_io_timeouts_total{op=\"http_head\"}") >= cut as u64);
     assert_eq!(status(&node.allowed("GET", "/usage", "", b"")), 200);
     node.is_well();
 }
@@ -69,19 +98,22 @@ fn one_address_cannot_take_all_seats() {
         status(&rest(&mut stream))
     };
     assert_eq!(ask(60, "/usage"), 200);
-    let began = ron_core::now();
-    let mut held: Vec<TcpStream> = (0..300).filter_map(|_| connect_from(60, admin)).collect();
-    for stream in &mut held {
-        let _ = stream.write_all(b"GET /usage HTTP/1.1\r\nX: ");
-    }
-    let (greedy, other, health) = (ask(60, "/usage"), ask(61, "/usage"), ask(60, "/healthz"));
-    // A head may take five seconds: until then the places are held.
-    if began.elapsed() < Duration::from_secs(4) {
-        assert_eq!(greedy, 503);
-    }
-    assert_eq!((other, health), (200, 200));
-    drop(held);
-    until("its places are free again", || ask(60, "/usage") == 200);
+    // A head may take five seconds: until then the places are held. A machine that was busy elsewhere meanwhile tries again.
+    let is_held = (0..5).any(|_| {
+        let began = ron_core::now();
+        let mut held: Vec<TcpStream> = (0..300).filter_map(|_| connect_from(60, admin)).collect();
+        for stream in &mut held {
+            let _ = stream.write_all(b"GET /usage HTTP/1.1\r\nX: ");
+        }
+        let (greedy, other, health) = (ask(60, "/usage"), ask(61, "/usage"), ask(60, "/healthz"));
+        let is_held = began.elapsed() < Duration::from_secs(4);
+        assert_eq!((other, health), (200, 200));
+        assert!(!is_held || greedy == 503, "{greedy}");
+        drop(held);
+        until("its places are free again", || ask(60, "/usage") == 200);
+        is_held
+    });
+    assert!(is_held, "no attempt was over before the first places were free again");
     node.is_well();
 }
 
@@ -103,14 +135,9 @@ fn a_dribbled_upload_is_cut_and_leaves_no_file() {
         streams.push(stream);
     }
     until("there is something of them on the disk", || node.large_files() > files);
-    let began = ron_core::now();
-    for mut stream in streams {
-        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let mut some = [0; 100];
-        // Until something comes: an answer, or the end.
-        while stream.write_all(b"x").is_ok() && stream.read(&mut some).is_err() {
-            assert!(began.elapsed() < PATIENCE, "it may go on for ever");
-        }
+    // Neither is silent while the other is cut.
+    for told in dribble(streams) {
+        assert_eq!(status(&told), 408, "{told}");
     }
     until("nothing is left of them", || node.large_files() == files);
     assert_eq!(node.count("ron_storage_put_streams"), 0);
@@ -135,13 +162,16 @@ fn readers_that_stop_are_cut_and_cost_no_memory() {
         for number in 0..12 {
             let mut stream = connect_from(10 + number, admin).unwrap();
             stream.write_all(format!("GET /o/{id} HTTP/1.1\r\nHost: {admin}\r\n\r\n").as_bytes()).unwrap();
+            // It is being served; and that was all that it reads.
+            let mut begins = [0; 12];
+            stream.read_exact(&mut begins).unwrap();
+            assert_eq!(&begins, b"HTTP/1.1 200");
             stopped.push(stream);
         }
-        until("they are being served", || node.count("ron_storage_get_streams") == 12);
-        until("they are cut", || node.count("ron_storage_get_streams") == 0);
+        until("they are cut", || node.count("ron_core_io_timeouts_total{op=\"http_write\"}") >= 12);
+        until("nothing is read for them", || node.count("ron_storage_get_streams") == 0);
     });
     println!("{grown} bytes more at the highest");
-    assert!(node.count("ron_core_io_timeouts_total{op=\"http_write\"}") >= 12);
     assert!(grown < 16 << 20, "{grown} bytes more, of {} asked for", 12 * whole.len());
     node.is_well();
 }

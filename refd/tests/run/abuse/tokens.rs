@@ -1,8 +1,17 @@
-//! The token: shown wrongly, twice, in another place, by another scheme, or not at all.
+//! The token: shown wrongly, twice, in another place, by another scheme, or not at all; over HTTP and between nodes.
 
-use super::{node, status};
+use ron_core::net::{
+    oap::Code,
+    rpc::{Method, RpcError},
+};
 
-/// Every route that changes something or tells what there is, and every way not to have the token.
+use super::{
+    node,
+    peers::{PROTOCOLS, Peer, contact, soon},
+    status,
+};
+
+/// Case 53: every route that changes something or tells what there is, and every way not to have the token.
 #[test]
 fn nothing_but_the_token_opens() {
     let home = tempfile::tempdir().unwrap();
@@ -12,9 +21,10 @@ fn nothing_but_the_token_opens() {
     let token = node.bearer().trim().rsplit_once(' ').unwrap().1.to_owned();
     let basic = data_encoding::BASE64.encode(format!("token:{token}").as_bytes());
     let wrong = "x".repeat(52);
+    let [right, other] = [&token, &wrong].map(|token| format!("Authorization: Bearer {token}\r\n"));
     let shown = [
         String::new(),
-        format!("Authorization: Bearer {wrong}\r\n"),
+        other.clone(),
         format!("Authorization: Bearer {}\r\n", &token[1..]),
         format!("Authorization: Bearer {}\r\n", &token[..token.len() - 1]),
         format!("Authorization: Bearer {token}x\r\n"),
@@ -35,8 +45,8 @@ fn nothing_but_the_token_opens() {
         format!("Cookie: token={token}; authorization={token}\r\n"),
         format!("X-Authorization: Bearer {token}\r\n"),
         // Two, of which a program before this one may have judged the other.
-        format!("Authorization: Bearer {token}\r\nAuthorization: Bearer {wrong}\r\n"),
-        format!("Authorization: Bearer {wrong}\r\nAuthorization: Bearer {token}\r\n"),
+        format!("{right}{other}"),
+        format!("{other}{right}"),
         format!("Authorization: Basic {basic}\r\nAuthorization: Bearer {token}\r\n"),
         format!("Authorization: Bearer {token}\r\nAuthorization: Bearer {token}\r\n"),
     ];
@@ -45,8 +55,8 @@ fn nothing_but_the_token_opens() {
     for (number, (path, method, _)) in guarded.iter().enumerate() {
         let path = path.replace("{id}", &format!("b3:{}", "0".repeat(64)));
         // All of them on one route, and the most telling on the others.
-        let few = [&shown[0], &shown[1], &shown[shown.len() - 4], &shown[shown.len() - 3]];
-        let ways: Vec<&String> = if number == 0 { shown.iter().collect() } else { few.to_vec() };
+        let few = [String::new(), other.clone(), format!("{right}{other}"), format!("{other}{right}")];
+        let ways = if number == 0 { &shown[..] } else { &few };
         for headers in ways {
             let refused = node.ask(method, &path, headers, b"");
             assert_eq!(status(&refused), 401, "{method} {path} {headers} {refused}");
@@ -60,6 +70,55 @@ fn nothing_but_the_token_opens() {
     for scheme in ["Bearer", "bearer", "BEARER"] {
         let usage = node.ask("GET", "/usage", &format!("Authorization: {scheme} {token}\r\n"), b"");
         assert_eq!(status(&usage), 200, "{usage}");
+    }
+    node.is_well();
+}
+
+/// Case 53: what a peer may only ask with the token as its capability, on the port for nodes. Nothing of what it says is looked into
+/// before; with the token it is, and makes no sense.
+#[test]
+fn nothing_but_the_token_opens_what_nodes_ask() {
+    let node = node("");
+    let token = node.bearer().trim().rsplit_once(' ').unwrap().1.to_owned();
+    let (peer, to) = (Peer::new(), contact(&node));
+    let capabilities: [Vec<u8>; 9] = [
+        Vec::new(),
+        b"x".repeat(52),
+        token[1..].into(),
+        token[..token.len() - 1].into(),
+        format!("{token}x").into(),
+        format!("{token}\n").into(),
+        token.to_uppercase().into(),
+        format!("Bearer {token}").into(),
+        // The most that a frame has room for.
+        token.as_bytes().iter().copied().cycle().take(65_535).collect(),
+    ];
+    for (protocol, methods) in
+        [(PROTOCOLS[2].0, [(3, "push"), (5, "claims")]), (PROTOCOLS[3].0, [(5, "propose"), (6, "approve")])]
+    {
+        let peers = peer.speak(protocol, "no");
+        let ask = |method: Method, capability: &[u8]| {
+            let call = method.cap(capability.to_vec());
+            match peer.runtime.block_on(peers.call(to.id, &to.addrs, call, "nonsense", soon())) {
+                Err(RpcError::Refused { code, reason }) => (code, reason),
+                told => panic!("{method:?} {told:?}"),
+            }
+        };
+        for (number, name) in methods {
+            let method = Method { number, name };
+            for capability in &capabilities {
+                let (code, reason) = ask(method, capability);
+                assert_eq!(
+                    (code, &*reason),
+                    (Code::Forbidden, "not with this capability"),
+                    "{name} {capability:x?}"
+                );
+            }
+            // It is let in. That it is nonsense, or that nobody here tells others of claims, is said by whoever is asked then.
+            let (code, reason) = ask(method, token.as_bytes());
+            let wanted = if name == "claims" { Code::Conflict } else { Code::BadRequest };
+            assert_eq!(code, wanted, "{name} {reason}");
+        }
     }
     node.is_well();
 }

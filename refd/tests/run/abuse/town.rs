@@ -26,8 +26,8 @@ use serde_json::Value;
 use tokio::{runtime::Runtime, sync::Semaphore};
 
 use super::{
-    node,
-    peers::{PROTOCOLS, Peer, contact, soon},
+    json, node,
+    peers::{PROTOCOLS, Peer, contact, runtime, soon},
     until,
 };
 use crate::{Daemon, settings::Configured};
@@ -167,8 +167,7 @@ pub(super) struct Town {
 
 impl Town {
     pub(super) fn new() -> Town {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        Town { runtime: Arc::new(runtime.unwrap()), known: Arc::default() }
+        Town { runtime: runtime(), known: Arc::default() }
     }
 
     /// One more of them, whom the others name from now on.
@@ -213,13 +212,12 @@ fn in_bucket(own: NodeId, bucket: u32) -> impl Iterator<Item = Identity> {
 
 /// The table of a node: who, and where.
 fn table(daemon: &Daemon) -> Vec<(NodeId, IpAddr)> {
-    let peers = daemon.get("/dht/peers");
-    let peers: Vec<Value> = serde_json::from_str(peers.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let peers = json(&daemon.get("/dht/peers"));
     let parsed = |peer: &Value| {
         let addr: SocketAddr = peer["addrs"][0].as_str().unwrap().parse().unwrap();
         (peer["id"].as_str().unwrap().parse().unwrap(), addr.ip())
     };
-    peers.iter().map(parsed).collect()
+    peers.as_array().unwrap().iter().map(parsed).collect()
 }
 
 fn ids(daemon: &Daemon) -> HashSet<NodeId> {
