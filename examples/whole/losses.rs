@@ -153,6 +153,7 @@ impl Shared {
                     asked.insert(*id);
                 }
             }
+            self.verdict.count("looked at all objects");
             self.verdict.add("owed, and on machines that are up", on);
             self.verdict.add("owed, and on machines that are off or in doubt", off);
         }

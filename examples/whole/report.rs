@@ -53,6 +53,7 @@ const GROUPS: &[Group] = &[
             "fork shown",
             "in doubt",
             "kept through",
+            "looked at all",
             "never acknowledged",
             "new in peace",
             "owed",
