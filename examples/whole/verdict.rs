@@ -158,6 +158,10 @@ impl Seen {
         }
         // There are the more objects the longer a run is, and all are counted at every look.
         least("owed, and on machines that are up", self.count("looked at all objects") * 20 * short / 600);
+        // A disk may get room again before it is asked, and whoever is back may be off again before all was looked through.
+        for (what, of, each) in FOLLOWING {
+            least(what, self.count(of) / each);
+        }
         if options.trouble() >= ALL_FAULTS {
             for fault in &options.faults {
                 least(&format!("fault: {}", fault.name()), 1);
@@ -242,7 +246,15 @@ const NODE_FLOORS: &[(&str, u64)] = &[
 const END_FLOORS: &[(&str, u64)] = &[("owed by name", 1)];
 
 /// What happens once in every run, for each server: at the end everybody loses power, and everybody is shown a fork.
-const ONCE: &[(&str, u64)] = &[("store opened after a crash", 1), ("fork shown", 1)];
+const ONCE: &[(&str, u64)] =
+    &[("store opened after a crash", 1), ("fork shown", 1), ("seen with nothing anywhere to excuse it", 30)];
+
+/// What follows from something else: once for so many times.
+const FOLLOWING: &[(&str, &str, u64)] = &[
+    ("asked while its disk was full", "left hardly any room", 6),
+    ("put while it stopped", "stopped while it was well", 2),
+    ("kept through a stop that it was put in", "stopped while it was well", 8),
+];
 
 impl Verdict {
     pub(crate) fn new(log: Log) -> Self {
