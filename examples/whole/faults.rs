@@ -18,7 +18,7 @@ use ron_storage::StorageError;
 use tokio::time::Instant;
 
 use crate::{
-    hostile::Lies,
+    hostile::{self, Lies},
     node::{OWNER, RESERVE, ip},
     options::{CLIENTS, Fault, Options},
     users::{Checkers, USER},
@@ -32,6 +32,9 @@ const CROWD: usize = 10 * USERS;
 
 /// Puts that are under way when a node is asked to stop.
 const UNDER_WAY: usize = 12;
+
+/// Faults that make nobody else wait.
+const HARMLESS: &[Fault] = &[Fault::Clock, Fault::FullDisk, Fault::Rot];
 
 /// How a fault ends.
 enum End {
@@ -188,13 +191,26 @@ impl Troubles {
                     }
                 }
                 End::Clock(number, by_ms) => sim.jump_clock(ip(number), -by_ms),
-                End::Lines(ways) => ways.iter().for_each(|(from, to)| sim.net().reset_line(*from, *to)),
-                End::Honest => self.lies.set(false),
+                End::Lines(ways) => {
+                    for (from, to) in ways.iter().filter(|way| !self.is_lossy(way)) {
+                        sim.net().reset_line(*from, *to);
+                    }
+                }
+                End::Honest => {
+                    self.lies.set(false);
+                    self.checkers.shared.mislead(None);
+                }
             }
             if let Some(place) = place {
                 self.calm.ends(place);
             }
         }
+    }
+
+    /// Whether a line is still bad after another that was bad is over.
+    fn is_lossy(&self, way: &(IpAddr, IpAddr)) -> bool {
+        let held = |episode: &Episode| matches!(&episode.end, End::Lines(ways) if ways.contains(way));
+        self.episodes.iter().any(held)
     }
 
     /// A disk is as bad as the worst of what is wrong with it.
@@ -250,6 +266,7 @@ impl Troubles {
             Fault::Lossy => Some(self.lose(sim, rng)),
             Fault::Hostile => (!self.is_on(&[Fault::Hostile])).then(|| {
                 self.lies.set(true);
+                self.checkers.shared.mislead(Some(hostile::mask(self.nodes)));
                 (String::new(), End::Honest)
             }),
             Fault::Overload => {
@@ -369,7 +386,7 @@ impl Troubles {
         let supervisor = sim.supervisor(ip(number)).cloned();
         sim.crash_in(ip(number), style).await;
         if let Some(supervisor) = supervisor {
-            watch::all_ended(number, &supervisor, &self.checkers.verdict);
+            watch::all_ended(number, &supervisor, true, &self.checkers.verdict);
         }
     }
 
@@ -387,6 +404,8 @@ impl Troubles {
         let disk = sim.disk(ip(number)).cloned();
         let is_well = disk.as_ref().is_some_and(|disk| disk.pace().is_zero())
             && host.supervisor.ready().status().writes;
+        // What waits for others may have to be cut off while they are silent, or late.
+        let is_heard = self.episodes.iter().all(|Episode { fault, .. }| HARMLESS.contains(fault));
         let under_way = Arc::new(Mutex::new(UnderWay::default()));
         if let Some(disk) = disk.as_ref().filter(|_| is_well) {
             disk.slow_down(Duration::from_millis(10));
@@ -408,7 +427,15 @@ impl Troubles {
         let Some(stopped) = sim.stop(ip(number)).await else { return };
         verdict.add("tasks joined", stopped.drained);
         verdict.add("tasks cut off", stopped.aborted);
-        watch::all_ended(number, &supervisor, &verdict);
+        watch::all_ended(number, &supervisor, false, &verdict);
+        if is_well {
+            verdict.count("stopped while it was well");
+        }
+        if is_well && is_heard {
+            verdict.promised(stopped.aborted == 0, || {
+                format!("{number} was well, and had to cut off {} tasks", stopped.aborted)
+            });
+        }
         if is_well {
             let UnderWay { done, errors } =
                 std::mem::take(&mut *under_way.lock().unwrap_or_else(PoisonError::into_inner));
@@ -436,9 +463,25 @@ impl Troubles {
             let pace = Duration::from_millis(rng.u64(5..300));
             (format!("{number}: {pace:?}"), End::Slow(number, pace))
         } else {
-            let room = rng.u64(..2 * RESERVE);
+            // Half of them are full at once, whatever is deleted meanwhile, and are asked whether they say so.
+            let hardly_any = rng.bool();
+            self.checkers.verdict.add("left hardly any room", usize::from(hardly_any));
+            let room = rng.u64(..if hardly_any { RESERVE / 8 } else { 2 * RESERVE });
+            self.ask_full(number, disk, rng.u64(..));
             (format!("{number}: {room} bytes left"), End::Full(number, disk.used() + room))
         })
+    }
+
+    /// Asks a node for this and that once its disk is full.
+    fn ask_full(&self, number: u8, disk: &SimDisk, salt: u64) {
+        let Some(host) = self.checkers.hosts.get(number) else { return };
+        let (disk, verdict) = (disk.clone(), self.checkers.verdict.clone());
+        self.users.spawn(USER, |_| async move {
+            for salt in [salt, !salt] {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                watch::ask_full(&host, &disk, salt, &verdict).await;
+            }
+        });
     }
 
     /// A bit of an object flips, if the others survive that.
@@ -489,7 +532,10 @@ impl Troubles {
                     Err(error) if error.is_retryable() || error.kind() == ErrorKind::Canceled => {
                         return self.checkers.verdict.count("not all read where a bit flipped");
                     }
-                    Err(_) => self.checkers.verdict.count("refused where a bit flipped"),
+                    Err(error) => {
+                        self.checkers.verdict.count("refused where a bit flipped");
+                        self.checkers.verdict.refused("read where a bit flipped", &error);
+                    }
                 }
             }
             after = page.next;

@@ -3,10 +3,10 @@
 //! The liar is a node like others, in the DHT and on the topic, and a bit of what it sends is wrong now and then, in records,
 //! messages, entries and frames alike.
 //!
-//! The mask has no honest part at all. It speaks the protocols itself: says that it provides objects and then gives others, says
-//! that it has whatever it is asked for, forges records of other nodes, wants to be let into the company with proofs that were
-//! shown to it, offers objects and claims, forges and repeats messages on the topic, and talks junk. Nobody ever lets it in or
-//! takes a word of it for true: that is looked at after each lie. A lie counts if its victim has answered, else as unheard.
+//! The mask has no honest part at all. It speaks the protocols itself: says that it provides objects and then gives others, forges
+//! records of other nodes, wants to be let into the company with proofs that were shown to it, offers objects and claims, forges and
+//! repeats messages on the topic, and talks junk. Nobody ever lets it in or takes a word of it for true: that is looked at after
+//! each lie. A lie counts if its victim has answered, or has hung up on it, else as unheard.
 
 use std::{
     collections::BTreeMap,
@@ -45,9 +45,9 @@ use ron_overlay::{
 };
 use ron_storage::logic::{
     members::Card,
-    wire::{self, Held, Holding, Offer, Taking, method},
+    wire::{Offer, method},
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
     node::{Host, Hosts, NEWS, PORT, contact, identity, ip, secret},
@@ -62,6 +62,12 @@ const LIES: u8 = 6;
 
 /// Where the mask listens.
 const MASK_PORT: u16 = PORT + 1;
+
+/// Where the mask is, if there are so many nodes.
+pub(crate) fn mask(nodes: u8) -> Contact {
+    let addr = SocketAddr::new(ip(nodes + CLIENTS), MASK_PORT);
+    Contact { id: identity(nodes + CLIENTS + 1).node_id(), addrs: Arc::from([addr]) }
+}
 
 /// What it says in the name of others.
 const FORGED: &[u8] = b"forged";
@@ -373,9 +379,16 @@ impl Mask {
             words.push(push(Message::received(&about, claimed, since, seq, payload), is_repair));
         }
         words.push((self.lies.draw(|rng| rng.u16(..20)), self.lies.junk(300).into()));
+        let mut said = Vec::new();
         for (number, word) in words {
-            let said = session.notify(Method { number, name: "word" }, &word, soon()).await;
-            self.told("forged, repeated and junk messages", &said);
+            said.push(session.notify(Method { number, name: "word" }, &word, soon()).await);
+        }
+        // Words are not answered. Whoever answers what is said after them has read them, and so has whoever hangs up on them.
+        let asked = session.call(Method { number: u16::MAX, name: "nothing" }, &[], soon()).await;
+        let are_heard = is_heard(&asked) || matches!(asked, Err(RpcError::Closed));
+        for said in said {
+            let heard = if are_heard { said } else { Err(RpcError::Closed) };
+            self.told("forged, repeated and junk messages", &heard);
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
         while let Ok(Some(said)) = tokio::time::timeout(Duration::from_millis(500), news.recv()).await {
@@ -405,13 +418,23 @@ impl Mask {
             2 => {}
             _ => words.extend(self.lies.junk(3000)),
         }
-        let _ = tokio::time::timeout(Duration::from_secs(3), stream.write_all(&words)).await;
-        self.verdict.count(&format!("lie: junk in {alpn}"));
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        let heard = async {
+            stream.write_all(&words).await.ok()?;
+            let mut answer = [0; 64];
+            // Who says nothing more is answered, and who says what is wrong is hung up on, perhaps after an answer.
+            while stream.read(&mut answer).await.is_ok_and(|read| read > 0) {
+                if kind == 2 {
+                    break;
+                }
+            }
+            Some(())
+        };
+        let heard = tokio::time::timeout(Duration::from_secs(4), heard).await.ok().flatten();
+        self.told(&format!("junk in {alpn}"), &heard.ok_or(RpcError::Closed));
     }
 }
 
-/// Has whatever it is asked for, and gives something else.
+/// Gives something else than it is asked for.
 struct Giving {
     lies: Lies,
     verdict: Verdict,
@@ -419,27 +442,12 @@ struct Giving {
 
 impl Service for Giving {
     fn call(&self, request: Request) -> Handling {
-        let answer = match request.method() {
-            method::HAVE => {
-                self.verdict.count("lie: has everything");
-                let asked = wire::read_have(request.body()).map_or(0, |ids| ids.len());
-                let held = vec![Held::Complete(self.lies.draw(|rng| rng.u64(1..200_000))); asked];
-                Holding { is_durable: true, held }.encode()
-            }
-            method::GET => {
-                self.verdict.count("lie: wrong bytes");
-                self.lies.junk(100_000).into()
-            }
-            method::PUSH => {
-                self.verdict.count("lie: has taken what it has not");
-                Taking::Stored { is_durable: true, existed: false }.encode()
-            }
-            _ => {
-                self.verdict.count("lie: false inventory");
-                self.lies.junk(2000).into()
-            }
-        };
-        Handling::Done(Ok(answer))
+        // Who is in no company is asked for nothing else.
+        if request.method() != method::GET {
+            return Handling::Done(Err(Fault::no_such_method()));
+        }
+        self.verdict.count("lie: wrong bytes");
+        Handling::Done(Ok(self.lies.junk(100_000).into()))
     }
 }
 

@@ -184,7 +184,7 @@ impl Kept {
         let files = node.disk.list(Path::new("store/large")).map_or(0, |files| files.len());
         self.verdict
             .promised(files <= 2 * large, || format!("{number} has {files} files of {large} objects"));
-        for (&object, &owed) in &owed {
+        for object in owed.into_keys() {
             let content = content(number, object);
             let id = ContentId::of(&content);
             let read = store.get_bytes(id, u64::MAX, soon()).await;
@@ -195,6 +195,12 @@ impl Kept {
             {
                 continue;
             }
+            // What is owed now: a bit may have flipped, and something been put, while it was read.
+            let (owed, is_rotten) = {
+                let state = self.state();
+                let Some(owed) = state.owed.get(&number).and_then(|owed| owed.get(&object)) else { continue };
+                (*owed, state.rotten.contains(&number))
+            };
             if let Ok(bytes) = &read {
                 self.verdict
                     .promised(*bytes == content, || format!("{number} gives wrong bytes of {object}"));
@@ -208,7 +214,7 @@ impl Kept {
             self.verdict.add("kept through a restart", usize::from(read.is_ok()));
             let is_last = object >= LAST && owed == Some(true) && read.is_ok();
             self.verdict.add("kept through a stop that it was put in", usize::from(is_last));
-            let is_doubted = owed.is_none() && self.state().rotten.contains(&number);
+            let is_doubted = owed.is_none() && is_rotten;
             if !is_doubted {
                 self.owe(number, object, Some(read.is_ok()));
             }

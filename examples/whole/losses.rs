@@ -153,6 +153,7 @@ impl Shared {
                     asked.insert(*id);
                 }
             }
+            self.verdict.count("looked at all objects");
             self.verdict.add("owed, and on machines that are up", on);
             self.verdict.add("owed, and on machines that are off or in doubt", off);
         }
@@ -166,7 +167,7 @@ impl Shared {
         // A node that does not say what it has may have anything.
         let is_all = self.hosts.servers().iter().all(|host| disks.contains_key(&host.number));
         let mut state = self.state();
-        let State { objects, disks: Disks { rotten, .. } } = &mut *state;
+        let State { objects, disks: Disks { rotten, .. }, .. } = &mut *state;
         let all = tally(disks.values());
         let good =
             tally(disks.iter().filter(|(number, _)| !rotten.contains_key(number)).map(|(_, disk)| disk));

@@ -60,6 +60,11 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
+/// Whether trouble may be all there is to a refusal.
+fn is_excused(error: &RegistryError) -> bool {
+    error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled
+}
+
 impl Names {
     pub(crate) fn new(hosts: &Hosts, verdict: &Verdict) -> Self {
         Names { hosts: hosts.clone(), verdict: verdict.clone(), state: Arc::default() }
@@ -158,17 +163,18 @@ impl Names {
             Err(RegistryError::Refused(Refused::NotASigner { .. })) if !is_listened_to => {
                 self.verdict.count("usurped: not a signer");
             }
-            // Others have decided meanwhile.
+            // Others have decided meanwhile, or the clock has jumped.
             Err(RegistryError::Refused(
-                Refused::WrongEpoch { .. } | Refused::NameMoved { .. } | Refused::UnknownProposal,
+                Refused::WrongEpoch { .. }
+                | Refused::NameMoved { .. }
+                | Refused::UnknownProposal
+                | Refused::Expired { .. },
             )) => self.verdict.count("usurped: too late"),
             // Who rotated meanwhile has made strangers of those who were signers.
             Err(RegistryError::Refused(Refused::NotASigner { .. })) => {
                 self.verdict.count("usurped: too late")
             }
-            Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
-                self.verdict.refused("usurp", &error);
-            }
+            Err(error) if is_excused(&error) => self.verdict.refused("usurp", &error),
             other => self.verdict.broken(format!("{what} approved names/{name}, and: {other:?}")),
         }
     }
@@ -349,29 +355,29 @@ impl Names {
         let receipts: Vec<(u64, ProposalId)> =
             self.state().receipts.iter().map(|(version, proposal)| (*version, *proposal)).collect();
         for _ in 0..receipts.len().min(4) {
-            self.compare(&log, receipts[rng.usize(..receipts.len())]).await;
+            self.compare(&log, receipts[rng.usize(..receipts.len())], false).await;
         }
         let hosts = self.hosts.all();
         for _ in 0..3 {
             let host = &hosts[rng.usize(..hosts.len())];
-            self.compare_follower(&log, host).await;
+            self.compare_follower(&log, host, false).await;
         }
     }
 
-    async fn compare(&self, log: &Registry, (version, proposal): (u64, ProposalId)) {
+    async fn compare(&self, log: &Registry, (version, proposal): (u64, ProposalId), in_peace: bool) {
         match log.entry(version, soon()).await {
-            Ok(entry) => self.verdict.promised(entry.proposal().id() == proposal, || {
-                format!("entry {version} of the log is not what its receipt says")
-            }),
-            Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
-                self.verdict.refused("entry", &error);
+            Ok(entry) => {
+                self.verdict.count("entry compared");
+                self.verdict.promised(entry.proposal().id() == proposal, || {
+                    format!("entry {version} of the log is not what its receipt says")
+                });
             }
+            Err(error) if !in_peace && is_excused(&error) => self.verdict.refused("entry", &error),
             Err(error) => self.verdict.broken(format!("entry {version} has a receipt, and is gone: {error}")),
         }
-        self.verdict.count("entry compared");
     }
 
-    async fn compare_follower(&self, log: &Registry, host: &Host) {
+    async fn compare_follower(&self, log: &Registry, host: &Host, in_peace: bool) {
         if !host.registry.follows() {
             return;
         }
@@ -388,9 +394,7 @@ impl Names {
                 self.verdict.count("copy of the log compared");
                 self.verdict.promised(is_same, || format!("{} has another log than there is", host.number));
             }
-            Err(error) if error.is_retryable() || error.kind() == ron_core::ErrorKind::Canceled => {
-                self.verdict.refused("entry", &error);
-            }
+            Err(error) if !in_peace && is_excused(&error) => self.verdict.refused("entry", &error),
             Err(error) => {
                 self.verdict
                     .broken(format!("{} has entry {}, and the log: {error}", host.number, head.version));
@@ -415,7 +419,7 @@ impl Names {
         let receipts = self.state().receipts.clone();
         self.verdict.add("receipts", receipts.len());
         for receipt in receipts {
-            self.compare(&log, receipt).await;
+            self.compare(&log, receipt, true).await;
         }
         for version in 1..=log.head().version {
             let entry = match log.entry(version, soon()).await {
@@ -429,7 +433,7 @@ impl Names {
             self.verdict.promised(!is_usurped, || format!("nobody who may has decided entry {version}"));
         }
         for host in self.hosts.all() {
-            self.compare_follower(&log, &host).await;
+            self.compare_follower(&log, &host, true).await;
         }
     }
 

@@ -127,7 +127,7 @@ impl Plant {
         })
     }
 
-    /// Words of the checkers that must notice it, each of one checker.
+    /// Words of the checkers of that rule, of which one must notice it.
     pub(crate) fn noticed_by(self) -> &'static [&'static str] {
         match self {
             Plant::SkipFsync => &[
@@ -136,7 +136,6 @@ impl Plant {
                 "has a receipt, and is gone",
                 "has another log than there is",
                 "and the log:",
-                "and does not give it after",
             ],
             Plant::SkipVerify => &["wrong bytes"],
             Plant::DropOnDrain => &["dropped a put that it had taken in"],
@@ -240,7 +239,7 @@ const REGRESSIONS: &[&str] = &[
     "--seed 35 --nodes 10 --minutes 2",
 ];
 
-/// Those that take longer, most of them half a minute and more each.
+/// Those that take longer, most of them half a minute and more each: of ten nodes and two minutes, and of twenty and ten.
 const LONG_REGRESSIONS: &[&str] = &[
     "--seed 29 --nodes 10 --minutes 2",
     "--seed 36 --nodes 10 --minutes 2",
@@ -265,6 +264,9 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 8009 --nodes 20 --minutes 10",
     "--seed 8017 --nodes 20 --minutes 10",
 ];
+
+/// What may be said besides `--regressions`.
+const OF_REGRESSIONS: &[&str] = &["--regressions", "--long", "--twice", "--log", "--log-all"];
 
 impl Asked {
     /// The runs that are asked for, one after the other.
@@ -299,7 +301,7 @@ WHICH RUN
   --quick          short for --nodes 10 --minutes 2 --twice
   --twice          every seed twice, and compared: the same seed must be the same run
   --regressions    every run that once failed, see seeds.md
-  --long           with --regressions: those of twenty nodes and ten minutes, too
+  --long           with --regressions: those that take half a minute and more each, too
 
 WHAT GOES WRONG
   --only A,B       only these faults, or none
@@ -346,7 +348,9 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
     let mut asked =
         Asked { options, seeds: None, twice: false, plants: false, regressions: false, long: false };
     let mut arguments = arguments;
+    let mut given = BTreeSet::new();
     while let Some(argument) = arguments.next() {
+        given.insert(argument.clone());
         let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
         let options = &mut asked.options;
         match &*argument {
@@ -373,6 +377,19 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
     }
     if asked.long && !asked.regressions {
         return Err("--long goes with --regressions".into());
+    }
+    let others = given.iter().find(|given| !OF_REGRESSIONS.contains(&given.as_str()));
+    if let Some(other) = others.filter(|_| asked.regressions) {
+        return Err(
+            format!("--regressions are the runs that they are, and {other} says what a run is").into()
+        );
+    }
+    // A run of nothing would pass.
+    if asked.seeds == Some(0) || asked.options.minutes == 0 {
+        return Err("none: at least one seed and one minute are possible".into());
+    }
+    if asked.seeds.is_some_and(|seeds| asked.options.seed.checked_add(seeds).is_none()) {
+        return Err("there are not so many seeds".into());
     }
     if !(5..=200).contains(&asked.options.nodes) {
         return Err(format!("{} nodes: 5 to 200 are possible", asked.options.nodes).into());

@@ -1,5 +1,5 @@
-//! What is asked once everything is well: everything that is owed, and of every node something new of each kind. Then everybody
-//! loses power at once, has everything all the same, and stops as it should.
+//! What is asked once everything is well and as it should be: everything that is owed, and of every node something new of each kind.
+//! Then everybody loses power at once, becomes as it should be again, has everything all the same, and stops as it should.
 
 use std::time::Duration;
 
@@ -21,8 +21,58 @@ use crate::{
     options::CLIENTS,
     users::Checkers,
     verdict::Verdict,
-    watch::{self, Ask},
+    watch::{self, Ask, Place},
 };
+
+/// How long it may take until everything is as it should be, once everything is well.
+const CONVERGENCE: Duration = Duration::from_secs(600);
+
+/// Waits until everything is as it should be, and says how long that took. What is missing after too long is broken.
+pub(crate) async fn converge(
+    sim: &mut Sim,
+    checkers: &Checkers,
+    troubles: &mut Troubles,
+    nodes: u8,
+    since: &str,
+) -> Option<Duration> {
+    let verdict = &checkers.verdict;
+    let began = verdict.elapsed();
+    loop {
+        sim.run_for(Duration::from_secs(20)).await;
+        troubles.end(sim).await;
+        let missing = unsettled(checkers, nodes).await;
+        let took = verdict.elapsed() - began;
+        if missing.is_empty() {
+            return Some(took);
+        }
+        if took >= CONVERGENCE {
+            for what in missing.iter().take(10) {
+                verdict.broken(format!("{what}, {} s after {since}", CONVERGENCE.as_secs()));
+            }
+            return None;
+        }
+    }
+}
+
+/// What is not yet as it should be.
+async fn unsettled(checkers: &Checkers, nodes: u8) -> Vec<String> {
+    let hosts = checkers.hosts.all();
+    let mut missing: Vec<String> = (0..nodes + CLIENTS + 1)
+        .filter(|number| hosts.iter().all(|host| host.number != *number))
+        .map(|number| match checkers.verdict.why_not_started(number) {
+            Some(why) => format!("{number} is not there, and does not start: {why}"),
+            None => format!("{number} is not there"),
+        })
+        .collect();
+    missing.extend(hosts.iter().flat_map(watch::closed));
+    missing.extend(checkers.names.missing());
+    missing.extend(checkers.news.missing());
+    missing.extend(checkers.shared.missing().await);
+    if let Some(first) = missing.first() {
+        checkers.verdict.say(|| format!("{} things are missing, as {first}", missing.len()));
+    }
+    missing
+}
 
 /// Everything is asked for, and everything is answered.
 pub(crate) async fn ask_all(
@@ -45,7 +95,9 @@ pub(crate) async fn ask_all(
         let Some(host) = checkers.some(rng, |host| host.role == Role::Client) else { continue };
         checkers.names.locate(&host, &checkers.provided, rng, true).await;
         checkers.provided.look(&host, rng, true).await;
-        checkers.news.publish(rng.u8(..5), true).await;
+    }
+    for host in checkers.hosts.all().iter().filter(|host| host.role != Role::Liar) {
+        checkers.news.publish(host.number, true).await;
     }
     begin_anew(sim, checkers, rng).await;
     for what in checkers.news.missing() {
@@ -212,25 +264,46 @@ pub(crate) async fn power_cut(
     rng: &mut fastrand::Rng,
 ) {
     checkers.verdict.say(|| "everybody loses power".to_owned());
-    for number in 0..nodes {
+    let all = 0..nodes + CLIENTS + 1;
+    for number in all.clone() {
+        troubles.calm().begins(Place::Node(number));
+        troubles.forget(number);
+    }
+    // Before any of them is waited for, so that none notices that another is gone.
+    for number in all.clone() {
+        sim.net().crash(ip(number));
+        if let Some(disk) = sim.disk(ip(number)) {
+            disk.crash();
+        }
+        if let Some(supervisor) = sim.supervisor(ip(number)) {
+            supervisor.abort();
+        }
+    }
+    for number in all.clone() {
         let seed = rng.u64(..);
         troubles.crash(sim, number, CrashStyle::Scramble { seed }).await;
     }
-    for number in 0..nodes {
+    for number in all.clone() {
         sim.restart(ip(number));
+        troubles.calm().ends(Place::Node(number));
     }
     sim.run_for(Duration::from_secs(60)).await;
     let back = checkers.hosts.all();
-    for number in (0..nodes).filter(|number| back.iter().all(|host| host.number != *number)) {
+    for number in all.clone().filter(|number| back.iter().all(|host| host.number != *number)) {
         let why = checkers.verdict.why_not_started(number).unwrap_or_else(|| "it is still at it".to_owned());
         checkers
             .verdict
             .broken(format!("{number} does not start after a power cut, and has it no more: {why}"));
     }
+    let took = converge(sim, checkers, troubles, nodes, "a power cut").await;
+    let seconds = took.map_or(0, |took| usize::try_from(took.as_secs()).unwrap_or(usize::MAX));
+    checkers.verdict.add("seconds until everybody was ready again", seconds);
     checkers.shared.read_all(rng).await;
     checkers.names.compare_all().await;
+    // What everybody sees of the log is wrong now, and then one after the other is gone.
+    troubles.calm().begins(Place::Lines);
     checkers.names.show_fork().await;
-    for number in (0..nodes + CLIENTS + 1).rev() {
+    for number in all.rev() {
         stop_last(sim, checkers, troubles, number).await;
     }
 }
@@ -242,7 +315,7 @@ async fn stop_last(sim: &mut Sim, checkers: &Checkers, troubles: &Troubles, numb
     let Some(stopped) = sim.stop(ip(number)).await else { return };
     verdict.add("tasks joined", stopped.drained);
     verdict.add("tasks cut off", stopped.aborted);
-    watch::all_ended(number, &supervisor, verdict);
+    watch::all_ended(number, &supervisor, false, verdict);
     verdict.promised(stopped.aborted == 0, || {
         format!("{number} had to cut off {} tasks at the end", stopped.aborted)
     });

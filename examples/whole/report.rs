@@ -37,7 +37,10 @@ const GROUPS: &[Group] = &[
             "not all read where",
             "refused where",
             "asked, and owed",
-            "full, and asked",
+            "asked while its disk",
+            "left hardly",
+            "refused because its disk",
+            "stopped while",
             "seen ",
             "start refused",
             "store opened",
@@ -53,11 +56,13 @@ const GROUPS: &[Group] = &[
             "fork shown",
             "in doubt",
             "kept through",
+            "looked at all",
             "never acknowledged",
             "new in peace",
             "owed",
             "readable",
             "receipts",
+            "seconds until",
             "unreadable",
         ],
     ),
@@ -120,18 +125,37 @@ fn print_levels(seen: &Seen) {
 }
 
 /// What the process took, which is not the same every time. Counted from where the run began: what runs before it left behind is not
-/// its own. Says whether that is no more than so many nodes may take.
-pub(crate) fn print_memory(before: Option<(u64, u64)>, nodes: u8) -> bool {
-    let (Some((before, _)), Some((after, peak))) = (before, watch::process_memory()) else { return true };
-    let (took, most) = (peak.saturating_sub(before), watch::memory_max(nodes + CLIENTS + 1));
-    let left = after.saturating_sub(before);
-    println!(
-        "memory: {} MB at most, of {} that it may take; {} MB are left",
-        took >> 20,
-        most >> 20,
-        left >> 20
-    );
-    took <= most
+/// its own. Says whether that is no more than so many nodes may take, and whether what runs leave behind stays as it is.
+pub(crate) fn print_memory(memory: &mut Memory, nodes: u8) -> bool {
+    let Some((after, peak)) = watch::process_memory() else {
+        println!("memory: the system does not tell");
+        return true;
+    };
+    let most = watch::memory_max(nodes + CLIENTS + 1);
+    let took = memory.before.map(|before| peak.saturating_sub(before));
+    match took {
+        Some(took) => println!("memory: {} MB at most, of {} that it may take", took >> 20, most >> 20),
+        None => println!("memory: not measured, as the system does not forget what was taken before"),
+    }
+    // The first leaves what is kept for the next.
+    let first = *memory.left.get_or_insert(after);
+    let grown = after.saturating_sub(first);
+    println!("memory: {} MB are left, {} more than after the first run", after >> 20, grown >> 20);
+    took.is_none_or(|took| took <= most) && grown <= most / 2
+}
+
+/// What the process took before a run, if the system can be asked to count from there, and what was left after the first.
+#[derive(Default)]
+pub(crate) struct Memory {
+    before: Option<u64>,
+    left: Option<u64>,
+}
+
+impl Memory {
+    /// A run begins.
+    pub(crate) fn begin(&mut self) {
+        self.before = watch::forget_peak().then(watch::process_memory).flatten().map(|(now, _)| now);
+    }
 }
 
 /// The promises that were broken more than once: each stands above, as it was when it was first.

@@ -20,12 +20,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Deadline, net::Identity};
+use ron_core::{
+    ContentId, Deadline,
+    net::{Contact, Identity},
+};
 use ron_storage::{
     StorageError,
     claims::{Coding, Policy, RETENTION_MIN, Standing, Wanted},
     fetch::FetchError,
     logic::shards::{ReedSolomon, encode},
+    peers::Peer,
     repair::Ack,
 };
 
@@ -170,6 +174,8 @@ fn content(salt: u64, len: usize) -> Bytes {
 pub(crate) struct State {
     pub(crate) objects: BTreeMap<ContentId, Object>,
     pub(crate) disks: Disks,
+    /// Who gives something else than it is asked for, while there are lies.
+    mask: Option<Contact>,
 }
 
 /// What was put on many nodes. Cloning shares it.
@@ -347,10 +353,25 @@ impl Shared {
         }
     }
 
+    /// Whoever the DHT says has something. While there are lies one in three is told of the mask, too.
+    async fn find(&self, host: &Host, id: ContentId, rng: &mut fastrand::Rng) -> Vec<Peer> {
+        let mut providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
+        let is_misled = self.state().mask.is_some() && rng.u8(..3) == 0;
+        if let Some(mask) = self.state().mask.clone().filter(|_| is_misled) {
+            providers.insert(0, mask.into());
+        }
+        providers
+    }
+
+    /// Users hear of one who lies, or no more.
+    pub(crate) fn mislead(&self, mask: Option<Contact>) {
+        self.state().mask = mask;
+    }
+
     /// A client fetches something from whoever the DHT says has it, and reads a part of it.
     pub(crate) async fn fetch(&self, host: &Host, rng: &mut fastrand::Rng) {
         let Some(id) = self.pick_provided(rng) else { return };
-        let providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
+        let providers = self.find(host, id, rng).await;
         match host.fetcher.fetch(id, &providers, soon()).await {
             Ok(_) => {
                 self.verdict.count("fetched");
@@ -359,7 +380,9 @@ impl Shared {
             Err(error) => self.verdict.refused("fetch", &error),
         }
         // It fetches it again another time.
-        let _ = host.store.delete(id, soon()).await;
+        if let Err(error) = host.store.delete(id, soon()).await {
+            self.verdict.refused("delete of what was fetched", &error);
+        }
     }
 
     /// Reads some bytes from the middle of what is in a node's own store.
@@ -389,7 +412,7 @@ impl Shared {
     /// A user on any node has something sent by whoever the DHT says has it. Nothing of it is kept.
     pub(crate) async fn download(&self, host: &Host, rng: &mut fastrand::Rng) {
         let Some(id) = self.pick_provided(rng) else { return };
-        let providers = host.finder.find(id, Deadline::after(Duration::from_secs(5))).await;
+        let providers = self.find(host, id, rng).await;
         let sent = async {
             let mut download = host.fetcher.download(id, &providers, soon())?;
             let mut all = Vec::new();
@@ -592,7 +615,10 @@ impl Shared {
                         .broken(format!("{id} was deleted, and {} does not know that: {error}", host.number));
                 }
                 (_, Ok(bytes)) => self.judge(&id, &bytes, "a node in peace"),
-                (_, Err(_)) => self.verdict.count("never acknowledged, and not there"),
+                (_, Err(error)) => {
+                    self.verdict.count("never acknowledged, and not there");
+                    self.verdict.refused("get of what was never acknowledged", &error);
+                }
             }
         }
     }

@@ -9,13 +9,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use ron_core::{ContentId, Counter, Deadline, ErrorKind, GateStatus, Metrics, Refusal, Supervisor, now};
+use ron_core::{
+    ContentId, Counter, Deadline, ErrorKind, GateStatus, Metrics, Refusal, Supervisor, TaskSpec,
+    disk::Disk as _, now, sim::SimDisk,
+};
 use ron_index::Key;
 use ron_storage::StorageError;
 use tokio::time::Instant;
 
 use crate::{
-    node::{Host, keeping_settings},
+    node::{Host, Hosts, RESERVE, keeping_settings},
     verdict::Verdict,
 };
 
@@ -30,6 +33,11 @@ const TOGETHER: Duration = Duration::from_secs(60);
 /// How often one who is told that a node is busy comes again, and when.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) const WATCHER: TaskSpec = TaskSpec::new("examples", "watcher").what("looks at every node");
+
+/// Looks at the queues in a second.
+const LOOKS: u32 = 4;
 
 /// What a run may take, for its checkers and for each node: a node has a store, a log, a table and their queues, all nearly empty,
 /// and a simulated disk with everything that was ever put on it.
@@ -86,17 +94,15 @@ impl Calm {
 }
 
 /// Looks at a node from outside.
-pub(crate) fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
+fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
     let Host { number, supervisor, .. } = host;
     look_at_queues(host, verdict);
     for (what, used, max) in memory(host) {
         verdict.level(what, used, max);
         verdict.promised(used <= max, || format!("{number}: {what} is {used}, and {max} is the most"));
     }
-    let panicked = supervisor.metrics().total(Counter::TasksPanicked);
-    verdict.promised(panicked == 0, || format!("{number}: {panicked} tasks panicked"));
-    let failure = supervisor.failure();
-    verdict.promised(failure.is_none(), || format!("{number} failed: {failure:?}"));
+    no_panics(*number, supervisor, verdict);
+    no_failure(*number, supervisor, verdict);
     let status = supervisor.ready().status();
     verdict.count(if status.writes { "seen ready" } else { "seen not ready" });
     if calm.has_been(Place::Node(*number), now() - ALONE) {
@@ -112,8 +118,30 @@ pub(crate) fn look(host: &Host, calm: &Calm, verdict: &Verdict) {
     }
 }
 
+fn no_panics(number: u8, supervisor: &Supervisor, verdict: &Verdict) {
+    let panicked = supervisor.metrics().total(Counter::TasksPanicked);
+    verdict.promised(panicked == 0, || format!("{number}: {panicked} tasks panicked"));
+}
+
+/// Nothing failed without which a node is none. A disk that crashes with its machine makes that of whoever writes to it.
+fn no_failure(number: u8, supervisor: &Supervisor, verdict: &Verdict) {
+    let failure = supervisor.failure();
+    verdict.promised(failure.is_none(), || format!("{number} failed: {failure:?}"));
+}
+
+/// Looks at every node for as long as the run goes on, whatever else waits for something.
+pub(crate) async fn watch(hosts: Hosts, calm: Calm, verdict: Verdict) {
+    loop {
+        for _ in 0..LOOKS {
+            tokio::time::sleep(Duration::from_secs(1) / LOOKS).await;
+            hosts.all().iter().for_each(|host| look_at_queues(host, &verdict));
+        }
+        hosts.all().iter().for_each(|host| look(host, &calm, &verdict));
+    }
+}
+
 /// Queues hold what they take, and no more.
-pub(crate) fn look_at_queues(host: &Host, verdict: &Verdict) {
+fn look_at_queues(host: &Host, verdict: &Verdict) {
     for queue in host.supervisor.metrics().queues() {
         verdict.count("queues seen");
         verdict.queue(queue.name, queue.depth, queue.capacity);
@@ -184,7 +212,7 @@ pub(crate) fn closed(host: &Host) -> Vec<String> {
 }
 
 /// Every task of a node that was stopped or lost power has ended, those of its parts too: their metrics are the node's.
-pub(crate) fn all_ended(number: u8, supervisor: &Supervisor, verdict: &Verdict) {
+pub(crate) fn all_ended(number: u8, supervisor: &Supervisor, is_crashed: bool, verdict: &Verdict) {
     let metrics: &Metrics = supervisor.metrics();
     let (begun, ended) = (metrics.total(Counter::TasksSpawned), metrics.total(Counter::TasksEnded));
     let running = supervisor.running();
@@ -192,6 +220,66 @@ pub(crate) fn all_ended(number: u8, supervisor: &Supervisor, verdict: &Verdict) 
     verdict.promised(begun > 0 && begun == ended && running == 0, || {
         format!("{number} is off, and of {begun} tasks {ended} have ended ({running} of its own run)")
     });
+    no_panics(number, supervisor, verdict);
+    if !is_crashed {
+        no_failure(number, supervisor, verdict);
+    }
+}
+
+/// A node whose disk is full says so, refuses what is new, and gives and deletes what it has. It is held to that if there is clearly
+/// less room before and after than it is to leave.
+pub(crate) async fn ask_full(host: &Host, disk: &SimDisk, salt: u64, verdict: &Verdict) {
+    let soon = || Deadline::after(PATIENCE);
+    let is_full =
+        || !host.supervisor.stop().is_requested() && disk.free_space().is_ok_and(|free| free < RESERVE / 2);
+    if !is_full() {
+        return;
+    }
+    let writes = host.supervisor.ready().status().writes;
+    verdict.promised(!writes, || format!("{} says that it takes writes, and its disk is full", host.number));
+    let put = host.store.put_bytes(Bytes::from(salt.to_be_bytes().to_vec()), soon()).await;
+    let listed = host.store.list(None, 1, soon()).await;
+    let first = listed.ok().and_then(|page| page.objects.first().map(|stat| stat.id));
+    let read = match first {
+        Some(id) => host.store.get_bytes(id, u64::MAX, soon()).await.map(|bytes| ContentId::of(&bytes) == id),
+        None => Ok(true),
+    };
+    let deleted = host.store.delete(ContentId::of(&salt.to_be_bytes()), soon()).await;
+    if !is_full() {
+        return;
+    }
+    verdict.count("asked while its disk was full");
+    match put {
+        // A store does not ask its disk about every byte.
+        Ok(_) => verdict.count("taken out of room that was known before"),
+        Err(StorageError::Full) => verdict.count("refused because its disk was full"),
+        Err(error) => {
+            verdict.promised(is_excused(&error), || {
+                format!("the disk of {} is full, and it says of a put: {error}", host.number)
+            });
+            verdict.refused("put on a full disk", &error);
+        }
+    }
+    match read {
+        Ok(is_right) => verdict.promised(is_right, || format!("{}, full, gives wrong bytes", host.number)),
+        Err(error) => {
+            verdict.promised(!matches!(error, StorageError::Full), || {
+                format!("{} gives nothing, because its disk is full", host.number)
+            });
+            verdict.refused("read on a full disk", &error);
+        }
+    }
+    if let Err(error) = deleted {
+        verdict.promised(is_excused(&error) || matches!(error, StorageError::Full), || {
+            format!("the disk of {} is full, and it says of a delete: {error}", host.number)
+        });
+        verdict.refused("delete on a full disk", &error);
+    }
+}
+
+/// Whether trouble may be all there is to a refusal.
+fn is_excused(error: &StorageError) -> bool {
+    error.is_retryable() || error.kind() == ErrorKind::Canceled
 }
 
 /// What is asked of a node, one of each subsystem.
@@ -284,12 +372,6 @@ pub(crate) async fn probe(host: &Host, ask: Ask, salt: u64, in_peace: bool, calm
         answered = ask.ask(host, salt, verdict).await;
     }
     let after = host.supervisor.ready().status();
-    if let Err(error) = &answered
-        && error.to_string() == StorageError::Full.to_string()
-    {
-        verdict.count("full, and asked whether it says so");
-        verdict.promised(!after.writes, || format!("{} says that it takes writes, and is full", host.number));
-    }
     let was_ready = match ask {
         Ask::Store => before.writes && after.writes,
         _ => before.reads && after.reads,
@@ -313,6 +395,11 @@ pub(crate) fn process_memory() -> Option<(u64, u64)> {
         line.trim().strip_suffix(" kB")?.parse().ok().map(|kilobytes: u64| kilobytes << 10)
     };
     Some((bytes("VmRSS:")?, bytes("VmHWM:")?))
+}
+
+/// From now on the most that this process takes is counted anew. Says whether the system can.
+pub(crate) fn forget_peak() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
 /// What a run of so many nodes may take.
