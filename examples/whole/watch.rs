@@ -154,7 +154,7 @@ fn look_at_queues(host: &Host, verdict: &Verdict) {
 /// What each subsystem says that it holds, by a name that is counted, and the most that its settings allow.
 fn memory(host: &Host) -> Vec<(&'static str, u64, u64)> {
     let Host { supervisor, index, dht, overlay, store, keeping, .. } = host;
-    let (records, table) = (dht.settings().records, dht.status());
+    let (records, table) = (dht.settings().records.clone(), dht.status());
     let (overlay, store) = (overlay.settings(), store.settings());
     let mut all = vec![
         ("cache of the index in bytes", index.status().bytes, index.settings().cache_bytes),
