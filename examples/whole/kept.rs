@@ -51,7 +51,7 @@ fn content(node: u8, number: u64) -> Vec<u8> {
 }
 
 /// An object as it comes over a network: in pieces.
-struct Pieces(Bytes);
+pub(crate) struct Pieces(pub(crate) Bytes);
 
 impl Stream for Pieces {
     type Item = Result<Bytes, Infallible>;

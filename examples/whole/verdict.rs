@@ -144,11 +144,13 @@ impl Seen {
                 seldom.push(format!("{what}: {times} times, and {least} are the least"));
             }
         };
+        // One that is shorter may have its trouble where others have their work.
+        let luck = if seconds < 600 { 3 } else { 1 };
         for (what, times) in FLOORS {
-            least(what, times * seconds / 600);
+            least(what, times * seconds / 600 / luck);
         }
         for (what, times) in NODE_FLOORS {
-            least(what, times * nodes * seconds / 600);
+            least(what, times * nodes * seconds / 600 / luck);
         }
         for (what, times) in END_FLOORS {
             least(what, times * nodes * short / 600);
@@ -178,8 +180,8 @@ impl Seen {
 /// Each fault that is switched on happens in a run that is this long.
 pub(crate) const ALL_FAULTS: Duration = Duration::from_secs(300);
 
-/// What happens at least so often in ten minutes, whatever goes wrong: a third of what the leanest of many runs had. In a run of
-/// another length it is as much more or less.
+/// What happens at least so often in ten minutes, whatever goes wrong: a third of what the leanest of many runs had. In a longer run it
+/// is as much more, and in a shorter one a third of as much less.
 const FLOORS: &[(&str, u64)] = &[
     ("put", 100),
     ("read", 400),
@@ -224,7 +226,7 @@ pub(crate) const LIES: &[&str] = &[
     "wrong bytes",
 ];
 
-/// What happens at least so often in ten minutes for each server, and as much more or less in a run of another length.
+/// What happens at least so often in ten minutes for each server, and more or less in a run of another length as above.
 const NODE_FLOORS: &[(&str, u64)] = &[
     ("news heard", 60),
     ("put on one node", 80),
@@ -252,6 +254,7 @@ const ONCE: &[(&str, u64)] =
 /// What follows from something else: once for so many times.
 const FOLLOWING: &[(&str, &str, u64)] = &[
     ("asked while its disk was full", "left hardly any room", 6),
+    ("refused because its disk was full", "asked while its disk was full", 8),
     ("put while it stopped", "stopped while it was well", 2),
     ("kept through a stop that it was put in", "stopped while it was well", 8),
 ];

@@ -14,10 +14,11 @@ use ron_core::{
     disk::Disk as _, now, sim::SimDisk,
 };
 use ron_index::Key;
-use ron_storage::StorageError;
+use ron_storage::{Put, StorageError};
 use tokio::time::Instant;
 
 use crate::{
+    kept::Pieces,
     node::{Host, Hosts, RESERVE, keeping_settings},
     verdict::Verdict,
 };
@@ -237,7 +238,10 @@ pub(crate) async fn ask_full(host: &Host, disk: &SimDisk, salt: u64, verdict: &V
     }
     let writes = host.supervisor.ready().status().writes;
     verdict.promised(!writes, || format!("{} says that it takes writes, and its disk is full", host.number));
-    let put = host.store.put_bytes(Bytes::from(salt.to_be_bytes().to_vec()), soon()).await;
+    // Its length is announced. What is not may still be taken: a store does not ask its disk about every byte.
+    let content = Bytes::from(salt.to_be_bytes().to_vec());
+    let announced = Put { len: Some(content.len() as u64), ..Put::default() };
+    let put = host.store.put_with(Pieces(content), announced, soon()).await;
     let listed = host.store.list(None, 1, soon()).await;
     let first = listed.ok().and_then(|page| page.objects.first().map(|stat| stat.id));
     let read = match first {
@@ -250,8 +254,7 @@ pub(crate) async fn ask_full(host: &Host, disk: &SimDisk, salt: u64, verdict: &V
     }
     verdict.count("asked while its disk was full");
     match put {
-        // A store does not ask its disk about every byte.
-        Ok(_) => verdict.count("taken out of room that was known before"),
+        Ok(_) => verdict.broken(format!("{} takes a put, and its disk is full", host.number)),
         Err(StorageError::Full) => verdict.count("refused because its disk was full"),
         Err(error) => {
             verdict.promised(is_excused(&error), || {
