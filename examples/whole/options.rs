@@ -263,6 +263,7 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 7030 --nodes 20 --minutes 10",
     "--seed 8009 --nodes 20 --minutes 10",
     "--seed 8017 --nodes 20 --minutes 10",
+    "--seed 9004 --nodes 20 --minutes 10",
 ];
 
 /// What may be said besides `--regressions`.

@@ -6,7 +6,7 @@
 //! # Which word is the later
 //!
 //! The version of a word is above what the node has heard, and at least its clock. A node that has not heard the last word and
-//! whose clock is behind says an earlier one, and says so: its version is below the last. Then either may hold.
+//! whose clock is behind says an earlier one, and says so: its version is below the last, or the same. Then either may hold.
 //!
 //! # What nobody knows
 //!
@@ -14,6 +14,7 @@
 //! well all servers say the same, and it is what they say: whole, or gone. From then on it is owed like everything else.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -274,6 +275,8 @@ impl Shared {
         match put {
             Ok(placed) => {
                 self.verdict.count("put");
+                self.verdict
+                    .say_all(|| format!("{id} was put as {policy:?} on {}: {}", host.number, placed.version));
                 self.verdict.promised(placed.id == id, || format!("{id} was put as {}", placed.id));
                 if let Some(object) = self.state().objects.get_mut(&id) {
                     (object.fate, object.version) = (Fate::Owed, placed.version);
@@ -473,9 +476,16 @@ impl Shared {
             object.owner
         };
         let changed = keeping.set_policy(id, policy, &owner(by), soon()).await;
+        self.verdict.say_all(|| format!("{id} should be {policy:?}, said on {}: {changed:?}", host.number));
         if let Some(object) = self.state().objects.get_mut(&id) {
             object.is_spoken_of = false;
-            if changed.as_ref().is_ok_and(|version| *version >= object.version) {
+            // Of two words with one version either may hold, unless they say the same.
+            let is_last = |version: &u64| match version.cmp(&object.version) {
+                Ordering::Greater => true,
+                Ordering::Equal => policy == object.policy,
+                Ordering::Less => false,
+            };
+            if changed.as_ref().is_ok_and(is_last) {
                 // The old one counts until everything is as the new one says.
                 (object.other, object.is_unsure) = (Some(object.policy), false);
                 object.policy = policy;

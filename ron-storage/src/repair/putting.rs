@@ -117,7 +117,8 @@ impl Keeping {
     }
 
     /// Claims an object with another policy than before. It is brought here first, from wherever it is. Returns the version of
-    /// the claim.
+    /// the claim. It holds against every word of this owner with a lower one; where a word with this version or a higher one was
+    /// said that this node had not heard, that one may hold.
     ///
     /// # Errors
     /// [`StorageError::NotFound`] if it is nowhere to be had, [`StorageError::Unreached`] if it is claimed all the same;
