@@ -306,4 +306,14 @@ mod tests {
         }
         assert!(!has_tag(&HeaderMap::new(), &tag));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_server_says_how_long_it_waits_or_it_is_half_a_minute() {
+        let mut request = Request::new(Body::empty());
+        assert_eq!(deadline(&request).remaining(), DEADLINE);
+        for secs in [2, 600] {
+            request.extensions_mut().insert(Deadline::after(Duration::from_secs(secs)));
+            assert_eq!(deadline(&request).remaining(), Duration::from_secs(secs));
+        }
+    }
 }
