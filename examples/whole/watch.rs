@@ -141,13 +141,13 @@ pub(crate) async fn watch(hosts: Hosts, calm: Calm, verdict: Verdict) {
     }
 }
 
-/// Queues hold what they take, and no more.
+/// Queues never hold more than they take. What a lane held between two looks it remembers; of the others it is what they hold now.
 fn look_at_queues(host: &Host, verdict: &Verdict) {
-    for queue in host.supervisor.metrics().queues() {
+    for queue in host.supervisor.metrics().queues_at_most() {
         verdict.count("queues seen");
         verdict.queue(queue.name, queue.depth, queue.capacity);
         verdict.promised(queue.depth <= queue.capacity, || {
-            format!("{}: {} holds {} and takes {}", host.number, queue.name, queue.depth, queue.capacity)
+            format!("{}: {} has held {} and takes {}", host.number, queue.name, queue.depth, queue.capacity)
         });
     }
 }
