@@ -265,6 +265,9 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
     }
     watchers.abort();
     watchers.shutdown().await;
+    for (who, supervisor) in [("users", &users), ("watchers", &watchers)] {
+        watch::no_panics_outside(who, supervisor, &checkers.verdict);
+    }
     // Of what nobody has done nothing is known. A rule that is broken on purpose may end a run early.
     if options.plant.is_none() {
         for what in checkers.verdict.seen().too_seldom(options) {

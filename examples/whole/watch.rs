@@ -212,6 +212,12 @@ pub(crate) fn closed(host: &Host) -> Vec<String> {
         .collect()
 }
 
+/// No task panicked of those who ask the nodes: much of what a handle does is done in the task of its caller.
+pub(crate) fn no_panics_outside(who: &str, supervisor: &Supervisor, verdict: &Verdict) {
+    let panicked = supervisor.metrics().total(Counter::TasksPanicked);
+    verdict.promised(panicked == 0, || format!("{panicked} tasks of the {who} panicked"));
+}
+
 /// Every task of a node that was stopped or lost power has ended, those of its parts too: their metrics are the node's.
 pub(crate) fn all_ended(number: u8, supervisor: &Supervisor, is_crashed: bool, verdict: &Verdict) {
     let metrics: &Metrics = supervisor.metrics();
