@@ -291,7 +291,7 @@ async fn live(node: SimNode, number: u8, nodes: u8, lies: Lies, checkers: Checke
                 Ok(host) => break host,
                 // As whoever runs it would: again, until it starts.
                 Err(error) => {
-                    checkers.verdict.start_refused(number, &error.to_string());
+                    checkers.verdict.start_refused(number, &error);
                 }
             }
             tokio::time::sleep(Duration::from_secs(2)).await;

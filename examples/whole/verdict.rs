@@ -265,11 +265,12 @@ impl Verdict {
     }
 
     /// A node did not start. What it says first is why: after that its own address is taken, as a program that goes on leaves it.
-    pub(crate) fn start_refused(&self, number: u8, why: &str) {
+    pub(crate) fn start_refused(&self, number: u8, why: &dyn Refusal) {
         self.count("start refused");
+        self.refused("start", why);
         let is_first = !self.state().starts.contains_key(&number);
         if is_first {
-            self.state().starts.insert(number, why.to_owned());
+            self.state().starts.insert(number, why.to_string());
             self.say(|| format!("{number} does not start: {why}"));
         }
     }

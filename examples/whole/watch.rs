@@ -248,8 +248,13 @@ pub(crate) async fn ask_full(host: &Host, disk: &SimDisk, salt: u64, verdict: &V
     let content = Bytes::from(salt.to_be_bytes().to_vec());
     let announced = Put { len: Some(content.len() as u64), ..Put::default() };
     let put = host.store.put_with(Pieces(content), announced, soon()).await;
-    let listed = host.store.list(None, 1, soon()).await;
-    let first = listed.ok().and_then(|page| page.objects.first().map(|stat| stat.id));
+    let first = match host.store.list(None, 1, soon()).await {
+        Ok(page) => page.objects.first().map(|stat| stat.id),
+        Err(error) => {
+            verdict.refused("list on a full disk", &error);
+            None
+        }
+    };
     let read = match first {
         Some(id) => host.store.get_bytes(id, u64::MAX, soon()).await.map(|bytes| ContentId::of(&bytes) == id),
         None => Ok(true),
