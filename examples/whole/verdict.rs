@@ -237,6 +237,7 @@ const NODE_FLOORS: &[(&str, u64)] = &[
     // What a node tells about its memory, each once a second.
     ("cache of the index in bytes", 300),
     ("clients of the index in bytes", 300),
+    ("lookups of the index", 300),
     ("records of the DHT in bytes", 300),
     ("egress_bytes", 300),
     ("get_streams", 300),

@@ -154,12 +154,14 @@ fn look_at_queues(host: &Host, verdict: &Verdict) {
 
 /// What each subsystem says that it holds, by a name that is counted, and the most that its settings allow.
 fn memory(host: &Host) -> Vec<(&'static str, u64, u64)> {
-    let Host { supervisor, index, dht, overlay, store, keeping, .. } = host;
+    let Host { supervisor, index, dht, overlay, registry, store, keeping, .. } = host;
     let (records, table) = (dht.settings().records.clone(), dht.status());
-    let (overlay, store) = (overlay.settings(), store.settings());
+    let (overlay, store, pending) = (overlay.settings(), store.settings(), registry.settings().pending);
+    let lookups = index.settings().lane + index.settings().workers.get();
     let mut all = vec![
         ("cache of the index in bytes", index.status().bytes, index.settings().cache_bytes),
         ("clients of the index in bytes", index.client_memory() as u64, index.client_memory_max() as u64),
+        ("lookups of the index", index.status().lookups as u64, lookups as u64),
         ("records of the DHT", table.records as u64, records.records_max as u64),
         ("records of the DHT in bytes", table.record_bytes as u64, records.bytes_max as u64),
     ];
@@ -169,6 +171,7 @@ fn memory(host: &Host) -> Vec<(&'static str, u64, u64)> {
             all.push((name, level as u64, max));
         }
     };
+    told("pending_proposals", pending.pending_max as u64);
     told("egress_bytes", overlay.egress_bytes_max as u64);
     told("get_streams", store.get_streams as u64);
     told("put_streams", store.put_streams as u64);
