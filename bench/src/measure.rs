@@ -82,6 +82,22 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Seconds that another process has worked, its threads and the kernel's part included.
+pub(crate) fn cpu_of(process: u32) -> Outcome<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit_once(") ").ok_or("stat has a name")?.1.split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// MiB that a process had in memory at its highest.
+pub(crate) fn peak_of(process: u32) -> Outcome<f64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("there is a peak")?;
+    let kib: f64 = peak.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib / 1024.0)
+}
+
 /// What one contender did in one round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {

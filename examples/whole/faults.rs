@@ -518,8 +518,12 @@ impl Troubles {
         let soon = || Deadline::after(Duration::from_secs(5));
         let mut after = None;
         loop {
-            let Ok(page) = host.store.list(after, 1000, soon()).await else {
-                return self.checkers.verdict.count("not all read where a bit flipped");
+            let page = match host.store.list(after, 1000, soon()).await {
+                Ok(page) => page,
+                Err(error) => {
+                    self.checkers.verdict.refused("list", &error);
+                    return self.checkers.verdict.count("not all read where a bit flipped");
+                }
             };
             for object in &page.objects {
                 match host.store.get_bytes(object.id, u64::MAX, soon()).await {

@@ -172,8 +172,12 @@ impl Kept {
         self.verdict.add("store opened after a crash", usize::from(!store.opened().was_clean));
         let (mut large, mut after) = (0, None);
         loop {
-            let Ok(page) = store.list(after, 1000, soon()).await else {
-                return self.verdict.count("store opened, and not looked through");
+            let page = match store.list(after, 1000, soon()).await {
+                Ok(page) => page,
+                Err(error) => {
+                    self.verdict.refused("list", &error);
+                    return self.verdict.count("store opened, and not looked through");
+                }
             };
             large += page.objects.iter().filter(|object| object.len > u64::from(SMALL)).count();
             after = page.next;

@@ -23,11 +23,11 @@ use std::{
 };
 
 use ron_core::{ContentId, Deadline};
-use ron_storage::StorageError;
 
 use crate::{
     node::Host,
     shared::{Fate, Object, Shared, State, soon},
+    verdict::Verdict,
 };
 
 /// How long an object may be there and nobody can read it: a crowd or a slow disk takes a while. Three looks in a row are more.
@@ -72,15 +72,21 @@ pub(crate) fn tally<'a>(
     tally
 }
 
-/// Everything that is in a node's store, and good as far as the store knows.
-async fn listed(host: &Host) -> Result<BTreeSet<ContentId>, StorageError> {
+/// Everything that is in a node's store, and good as far as the store knows; nothing if it does not say.
+async fn listed(host: &Host, verdict: &Verdict) -> Option<BTreeSet<ContentId>> {
     let (mut all, mut after) = (BTreeSet::new(), None);
     loop {
-        let page = host.store.list(after, 1000, soon()).await?;
+        let page = match host.store.list(after, 1000, soon()).await {
+            Ok(page) => page,
+            Err(error) => {
+                verdict.refused("list", &error);
+                return None;
+            }
+        };
         all.extend(page.objects.iter().filter(|stat| !stat.is_quarantined).map(|stat| stat.id));
         after = page.next;
         if after.is_none() {
-            return Ok(all);
+            return Some(all);
         }
     }
 }
@@ -89,7 +95,7 @@ impl Shared {
     /// A node is about to go, and its disk stays.
     pub(crate) async fn leaving(&self, number: u8) {
         if let Some(host) = self.hosts.get(number) {
-            let left = listed(&host).await.unwrap_or_default();
+            let left = listed(&host, &self.verdict).await.unwrap_or_default();
             self.state().disks.left.insert(number, left);
         }
     }
@@ -113,7 +119,7 @@ impl Shared {
     async fn disks(&self) -> BTreeMap<u8, BTreeSet<ContentId>> {
         let mut disks = self.state().disks.left.clone();
         for host in self.hosts.servers() {
-            if let Ok(listed) = listed(&host).await {
+            if let Some(listed) = listed(&host, &self.verdict).await {
                 disks.insert(host.number, listed);
             }
         }

@@ -265,6 +265,9 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
     }
     watchers.abort();
     watchers.shutdown().await;
+    for (who, supervisor) in [("users", &users), ("watchers", &watchers)] {
+        watch::no_panics_outside(who, supervisor, &checkers.verdict);
+    }
     // Of what nobody has done nothing is known. A rule that is broken on purpose may end a run early.
     if options.plant.is_none() {
         for what in checkers.verdict.seen().too_seldom(options) {
@@ -288,7 +291,7 @@ async fn live(node: SimNode, number: u8, nodes: u8, lies: Lies, checkers: Checke
                 Ok(host) => break host,
                 // As whoever runs it would: again, until it starts.
                 Err(error) => {
-                    checkers.verdict.start_refused(number, &error.to_string());
+                    checkers.verdict.start_refused(number, &error);
                 }
             }
             tokio::time::sleep(Duration::from_secs(2)).await;

@@ -304,8 +304,12 @@ impl Names {
         }
         for server in self.hosts.servers() {
             let is_live = matches!(server.store.standing(&content), Standing::Live(_));
-            if is_live && server.store.get_bytes(content, u64::MAX, soon()).await.is_ok() {
-                return true;
+            if !is_live {
+                continue;
+            }
+            match server.store.get_bytes(content, u64::MAX, soon()).await {
+                Ok(_) => return true,
+                Err(error) => self.verdict.refused("read of what is named", &error),
             }
         }
         false

@@ -14,6 +14,8 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
+    fmt,
     net::{IpAddr, SocketAddr},
     num::NonZeroUsize,
     path::Path,
@@ -22,7 +24,7 @@ use std::{
 };
 
 use ron_core::{
-    ContentId, Deadline, NodeId, Restart, Snapshot, Stop, Supervisor, TaskSpec,
+    ContentId, Deadline, ErrorKind, NodeId, Refusal, Restart, Snapshot, Stop, Supervisor, TaskSpec,
     auth::{Action, Authorizer, Credentials, Denied, Grant},
     disk::{self, Access, Disk, DiskError},
     journal::Salts,
@@ -37,7 +39,7 @@ use ron_index::{
 };
 use ron_overlay::{Overlay, PeerSource, TopicId};
 use ron_registry::{
-    Content, KeyKind, LogTrust, Note, NoteSigner, Policy, Registry, RegistryError, Signer,
+    CheckpointError, Content, KeyKind, LogTrust, Note, NoteSigner, Policy, Registry, RegistryError, Signer,
     net::Links,
     store::{JournalStore, JournalStoreSettings, MemoryStore},
     verify_consistency,
@@ -45,7 +47,7 @@ use ron_registry::{
 use ron_storage::{
     Settings, StorageError, Store, Stored,
     fetch::{Fetcher, Finder},
-    members::{Admission, Candidates, Members, Secret},
+    members::{Admission, Candidates, Members, MembersError, Secret},
     peers::{self, Peer, Rules},
     repair::{Keeping, KeepingSettings},
 };
@@ -328,13 +330,40 @@ pub(crate) fn keeping_settings() -> KeepingSettings {
     }
 }
 
+/// Why a node did not start.
+#[derive(Debug)]
+pub(crate) struct NotStarted {
+    kind: ErrorKind,
+    why: String,
+}
+
+impl NotStarted {
+    fn because(what: &str, error: &dyn Refusal) -> Self {
+        NotStarted { kind: error.kind(), why: format!("{what}: {error}") }
+    }
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl Error for NotStarted {}
+
+impl Refusal for NotStarted {
+    fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
 /// Starts a node, in `refd`'s order. Nothing comes of it if the machine loses power meanwhile, or if its disk is full.
 pub(crate) async fn start(
     node: &SimNode,
     number: u8,
     nodes: u8,
     transport: Option<Arc<dyn Transport>>,
-) -> Result<Host, String> {
+) -> Result<Host, NotStarted> {
     let role = match number {
         _ if number < nodes => Role::Server,
         _ if number < nodes + CLIENTS => Role::Client,
@@ -342,7 +371,7 @@ pub(crate) async fn start(
     };
     let host = &node.supervisor;
     let disk: Arc<dyn Disk> = Arc::new(node.disk.clone());
-    let said = |what: &'static str| move |error: &dyn std::error::Error| format!("{what}: {error}");
+    let said = |what: &'static str| move |error: &dyn Refusal| NotStarted::because(what, error);
     let store = Store::builder().data(Arc::clone(&disk), "store").seed(node.seed);
     let store = store.settings(store_settings()).unix_clock(node.unix_clock());
     let store = store.start(host).await.map_err(|error| said("store")(&error))?;
@@ -386,7 +415,11 @@ pub(crate) async fn start(
             };
             let members = Members::builder(Admission::Secret(secret)).candidates(company);
             let members = members.data(Arc::clone(&disk), "members").unix_clock(node.unix_clock());
-            let members = members.start(&endpoint, host).map_err(|error| said("members")(&error))?;
+            let members = members.start(&endpoint, host).map_err(|error| match error {
+                MembersError::Net(error) => said("members")(&error),
+                MembersError::Disk(error) => said("members")(&error),
+                error => NotStarted { kind: ErrorKind::Bug, why: format!("members: {error}") },
+            })?;
             let nodes = Arc::new(members.clone());
             let keeping = Keeping::builder(&store, endpoint.node_id(), Arc::new(blobs.clone()), nodes);
             let keeping = keeping.settings(keeping_settings()).answering(2).seed(node.seed).start(host);
@@ -456,10 +489,10 @@ async fn registry(
     number: u8,
     disk: &Arc<dyn Disk>,
     links: &Links,
-) -> Result<Registry, String> {
+) -> Result<Registry, NotStarted> {
     let settings = JournalStoreSettings { segment_bytes: 64 << 10, salts: Salts::Seeded(node.seed) };
     let store = JournalStore::open(&node.supervisor, Arc::clone(disk), Path::new("registry"), settings).await;
-    let store = store.map_err(|error| format!("log: {error}"))?;
+    let store = store.map_err(|error| NotStarted::because("log", &error))?;
     let key = NoteSigner::from_seed(ORIGIN, KeyKind::Ed25519, &log_key()).expect("a name");
     let builder = match number {
         OWNER => Registry::builder(ORIGIN, log_key()),
@@ -477,12 +510,12 @@ async fn registry(
     let builder =
         builder.settings(settings).clock(move || u64::try_from(clock().as_millis()).unwrap_or(u64::MAX));
     let registry = builder.start(Arc::new(store), &node.supervisor).await;
-    let registry = registry.map_err(|error| format!("registry: {error}"))?;
+    let registry = registry.map_err(|error| NotStarted::because("registry", &error))?;
     if number == OWNER {
         goes_on(&registry, &**disk)?;
         // Again after a restart, which is answered as the first time.
         let founded = registry.found(policy(0), Deadline::after(Duration::from_secs(5))).await;
-        founded.map_err(|error| format!("founding: {error}"))?;
+        founded.map_err(|error| NotStarted::because("founding", &error))?;
     }
     Ok(registry)
 }
@@ -504,20 +537,23 @@ pub(crate) async fn fork(supervisor: &Supervisor, entries: u64) -> Result<Regist
 }
 
 /// Whether the log goes on from the last head that was remembered, as `refd` asks at each start.
-fn goes_on(registry: &Registry, disk: &dyn Disk) -> Result<(), String> {
-    let said = |error: &dyn std::error::Error| format!("{SEEN}: {error}");
+fn goes_on(registry: &Registry, disk: &dyn Disk) -> Result<(), NotStarted> {
+    let said = |error: &dyn Refusal| NotStarted::because(SEEN, error);
     let trust = LogTrust::new(registry.log_key());
     let bytes = read(disk, Path::new(SEEN)).map_err(|error| said(&error))?;
     let seen = bytes.and_then(|bytes| Note::parse(&bytes).ok()).and_then(|note| trust.open(&note).ok());
     if let Some(seen) = seen {
-        let head = trust.open(&registry.checkpoint()).map_err(|error| said(&error))?;
+        let not_its_own =
+            |error: CheckpointError| NotStarted { kind: ErrorKind::Bug, why: format!("{SEEN}: {error}") };
+        let head = trust.open(&registry.checkpoint()).map_err(not_its_own)?;
         let is_gone_on = match registry.prove_consistency(seen.size, head.size) {
             Ok(proof) => verify_consistency((seen.size, &seen.root), (head.size, &head.root), &proof).is_ok(),
             Err(RegistryError::Lagging { .. }) => true,
             Err(_) => false,
         };
         if !is_gone_on {
-            return Err(format!("the log had {} entries, and this, of {}, is another", seen.size, head.size));
+            let why = format!("the log had {} entries, and this, of {}, is another", seen.size, head.size);
+            return Err(NotStarted { kind: ErrorKind::Disk, why });
         }
     }
     if registry.head().version == 0 {

@@ -112,7 +112,7 @@ fn print_levels(seen: &Seen) {
     let mut queues: Vec<_> = seen.queues.iter().filter(|(_, level)| level.used > 0).collect();
     queues.sort_by(|(_, one), (_, other)| other.share().total_cmp(&one.share()));
     println!(
-        "queues: the fullest of {}; the most that waited on any node when looked at, of how much may",
+        "queues: the fullest of {}; the most that waited at once on any node, of how much may",
         seen.queues.len()
     );
     for (name, level) in queues.iter().take(QUEUES) {

@@ -317,7 +317,11 @@ impl Shared {
             if told == 2 {
                 break;
             }
-            if host.store.has(id, soon()).await.unwrap_or(false) {
+            let has = host.store.has(id, soon()).await;
+            if let Err(error) = &has {
+                self.verdict.refused("has", error);
+            }
+            if has.unwrap_or(false) {
                 match host.dht.provide(id, Deadline::after(Duration::from_secs(10))).await {
                     Ok(_) => told += 1,
                     Err(error) => self.verdict.refused("provide", &error),

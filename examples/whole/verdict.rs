@@ -237,6 +237,7 @@ const NODE_FLOORS: &[(&str, u64)] = &[
     // What a node tells about its memory, each once a second.
     ("cache of the index in bytes", 300),
     ("clients of the index in bytes", 300),
+    ("lookups of the index", 300),
     ("records of the DHT in bytes", 300),
     ("egress_bytes", 300),
     ("get_streams", 300),
@@ -265,11 +266,12 @@ impl Verdict {
     }
 
     /// A node did not start. What it says first is why: after that its own address is taken, as a program that goes on leaves it.
-    pub(crate) fn start_refused(&self, number: u8, why: &str) {
+    pub(crate) fn start_refused(&self, number: u8, why: &dyn Refusal) {
         self.count("start refused");
+        self.refused("start", why);
         let is_first = !self.state().starts.contains_key(&number);
         if is_first {
-            self.state().starts.insert(number, why.to_owned());
+            self.state().starts.insert(number, why.to_string());
             self.say(|| format!("{number} does not start: {why}"));
         }
     }

@@ -141,25 +141,27 @@ pub(crate) async fn watch(hosts: Hosts, calm: Calm, verdict: Verdict) {
     }
 }
 
-/// Queues hold what they take, and no more.
+/// Queues never hold more than they take. What a lane held between two looks it remembers; of the others it is what they hold now.
 fn look_at_queues(host: &Host, verdict: &Verdict) {
-    for queue in host.supervisor.metrics().queues() {
+    for queue in host.supervisor.metrics().queues_at_most() {
         verdict.count("queues seen");
         verdict.queue(queue.name, queue.depth, queue.capacity);
         verdict.promised(queue.depth <= queue.capacity, || {
-            format!("{}: {} holds {} and takes {}", host.number, queue.name, queue.depth, queue.capacity)
+            format!("{}: {} has held {} and takes {}", host.number, queue.name, queue.depth, queue.capacity)
         });
     }
 }
 
 /// What each subsystem says that it holds, by a name that is counted, and the most that its settings allow.
 fn memory(host: &Host) -> Vec<(&'static str, u64, u64)> {
-    let Host { supervisor, index, dht, overlay, store, keeping, .. } = host;
+    let Host { supervisor, index, dht, overlay, registry, store, keeping, .. } = host;
     let (records, table) = (dht.settings().records.clone(), dht.status());
-    let (overlay, store) = (overlay.settings(), store.settings());
+    let (overlay, store, pending) = (overlay.settings(), store.settings(), registry.settings().pending);
+    let lookups = index.settings().lane + index.settings().workers.get();
     let mut all = vec![
         ("cache of the index in bytes", index.status().bytes, index.settings().cache_bytes),
         ("clients of the index in bytes", index.client_memory() as u64, index.client_memory_max() as u64),
+        ("lookups of the index", index.status().lookups as u64, lookups as u64),
         ("records of the DHT", table.records as u64, records.records_max as u64),
         ("records of the DHT in bytes", table.record_bytes as u64, records.bytes_max as u64),
     ];
@@ -169,6 +171,7 @@ fn memory(host: &Host) -> Vec<(&'static str, u64, u64)> {
             all.push((name, level as u64, max));
         }
     };
+    told("pending_proposals", pending.pending_max as u64);
     told("egress_bytes", overlay.egress_bytes_max as u64);
     told("get_streams", store.get_streams as u64);
     told("put_streams", store.put_streams as u64);
@@ -212,6 +215,12 @@ pub(crate) fn closed(host: &Host) -> Vec<String> {
         .collect()
 }
 
+/// No task panicked of those who ask the nodes: much of what a handle does is done in the task of its caller.
+pub(crate) fn no_panics_outside(who: &str, supervisor: &Supervisor, verdict: &Verdict) {
+    let panicked = supervisor.metrics().total(Counter::TasksPanicked);
+    verdict.promised(panicked == 0, || format!("{panicked} tasks of the {who} panicked"));
+}
+
 /// Every task of a node that was stopped or lost power has ended, those of its parts too: their metrics are the node's.
 pub(crate) fn all_ended(number: u8, supervisor: &Supervisor, is_crashed: bool, verdict: &Verdict) {
     let metrics: &Metrics = supervisor.metrics();
@@ -242,8 +251,13 @@ pub(crate) async fn ask_full(host: &Host, disk: &SimDisk, salt: u64, verdict: &V
     let content = Bytes::from(salt.to_be_bytes().to_vec());
     let announced = Put { len: Some(content.len() as u64), ..Put::default() };
     let put = host.store.put_with(Pieces(content), announced, soon()).await;
-    let listed = host.store.list(None, 1, soon()).await;
-    let first = listed.ok().and_then(|page| page.objects.first().map(|stat| stat.id));
+    let first = match host.store.list(None, 1, soon()).await {
+        Ok(page) => page.objects.first().map(|stat| stat.id),
+        Err(error) => {
+            verdict.refused("list on a full disk", &error);
+            None
+        }
+    };
     let read = match first {
         Some(id) => host.store.get_bytes(id, u64::MAX, soon()).await.map(|bytes| ContentId::of(&bytes) == id),
         None => Ok(true),

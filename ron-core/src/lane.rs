@@ -430,6 +430,11 @@ impl<T: Send> Depth for Shared<T> {
     fn capacity(&self) -> usize {
         self.queue.capacity()
     }
+
+    #[cfg(all(feature = "sim", not(ron_loom)))]
+    fn most(&self) -> usize {
+        self.queue.most()
+    }
 }
 
 /// An item whose bytes still count against the lane's memory budget.

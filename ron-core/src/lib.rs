@@ -50,9 +50,9 @@
 //! # Features
 //!
 //! None is on by default. `net` adds the module `net`: identity, authenticated links over TCP and TLS 1.3, OAP/1 frames
-//! and calls between nodes; `quic` adds links over QUIC to it, with the same identities and limits. `http` adds the module `http`, serving an axum router that slow
-//! or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network and whole nodes that fail out of one
-//! seed, for testing your own program. `planted-bugs` is for the tests of this family.
+//! and calls between nodes; `quic` adds links over QUIC to it, with the same identities and limits. `http` adds the module
+//! `http`, serving an axum router that slow or hostile clients cannot hurt. `sim` adds the module `sim`: a disk, a network
+//! and whole nodes that fail out of one seed, for testing your own program. `planted-bugs` is for the tests of this family.
 
 /// What the README shows is compiled and run with the examples of this documentation.
 #[cfg(doctest)]

@@ -285,6 +285,12 @@ pub trait Depth: Send + Sync {
     fn depth(&self) -> usize;
     /// Items it takes at most.
     fn capacity(&self) -> usize;
+    /// The most items that ever waited at once, if it remembers; a [`Lane`](crate::Lane) does with the feature `sim`. Otherwise those
+    /// that wait now.
+    #[cfg(feature = "sim")]
+    fn most(&self) -> usize {
+        self.depth()
+    }
 }
 
 /// How full a queue is.
@@ -375,10 +381,22 @@ impl Metrics {
     /// are sums of.
     #[must_use]
     pub fn queues(&self) -> Vec<QueueState> {
-        let queues = self.lock().queues.clone();
+        self.read_queues(|queue| queue.depth())
+    }
+
+    /// Every queue that exists now, with the most that ever waited in it at once as its depth. Who only looks now and then does
+    /// not see what a queue held in between.
+    #[cfg(feature = "sim")]
+    #[must_use]
+    pub fn queues_at_most(&self) -> Vec<QueueState> {
+        self.read_queues(|queue| queue.most())
+    }
+
+    fn read_queues(&self, depth: impl Fn(&dyn Depth) -> usize) -> Vec<QueueState> {
+        let (queues, depth) = (self.lock().queues.clone(), &depth);
         let read = |(name, queues): (&'static str, Queues)| {
             let all = queues.all.into_iter().filter_map(|queue| queue.upgrade());
-            all.map(move |queue| QueueState { name, depth: queue.depth(), capacity: queue.capacity() })
+            all.map(move |queue| QueueState { name, depth: depth(&*queue), capacity: queue.capacity() })
         };
         queues.into_iter().flat_map(read).collect()
     }

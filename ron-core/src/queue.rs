@@ -115,6 +115,9 @@ struct Back<T> {
     accepted: u64,
     /// A value that `taken` once had. While it leaves room there is no need to look again.
     taken_seen: u64,
+    /// The most that were in the queue at once, for whoever watches a simulation.
+    #[cfg(all(feature = "sim", not(ron_loom)))]
+    most: u64,
     closed: bool,
 }
 
@@ -159,6 +162,8 @@ impl<T> Queue<T> {
                     arrivals: 0,
                     accepted: 0,
                     taken_seen: 0,
+                    #[cfg(all(feature = "sim", not(ron_loom)))]
+                    most: 0,
                     closed: false,
                 }),
             }),
@@ -314,6 +319,12 @@ impl<T> Queue<T> {
         usize::try_from(accepted.saturating_sub(self.taken())).unwrap_or(usize::MAX)
     }
 
+    /// The most items that were in the queue at once. Between two looks at it a queue may be full and empty again.
+    #[cfg(all(feature = "sim", not(ron_loom)))]
+    pub(crate) fn most(&self) -> usize {
+        usize::try_from(lock(&self.back.state).most).unwrap_or(usize::MAX)
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         usize::try_from(self.capacity).unwrap_or(usize::MAX)
     }
@@ -335,6 +346,8 @@ impl<T> Queue<T> {
 
     /// Ends a producer's visit to the back and wakes a consumer if one is idle.
     fn leave_back(&self, back: MutexGuard<'_, Back<T>>) {
+        #[cfg(all(feature = "sim", not(ron_loom)))]
+        let back = self.note_most(back);
         self.back.accepted.store(back.accepted, Ordering::Release);
         // Asked inside the visit, see the head of the file.
         let someone_is_idle = self.signals.idlers.load(Ordering::Relaxed) > 0;
@@ -342,6 +355,13 @@ impl<T> Queue<T> {
         if someone_is_idle {
             self.wake_idle();
         }
+    }
+
+    /// Not without a simulation: a producer who looks at what was taken waits for the consumers' cache line.
+    #[cfg(all(feature = "sim", not(ron_loom)))]
+    fn note_most<'a>(&self, mut back: MutexGuard<'a, Back<T>>) -> MutexGuard<'a, Back<T>> {
+        back.most = back.most.max(back.accepted.saturating_sub(self.taken()));
+        back
     }
 
     fn wake_idle(&self) {

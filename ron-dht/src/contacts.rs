@@ -5,8 +5,11 @@
 
 use std::path::Path;
 
-use minicbor::{Decoder, Encoder};
-use ron_core::disk::{Access, Disk, DiskError, make_dirs, replace};
+use minicbor::Decoder;
+use ron_core::{
+    disk::{Access, Disk, DiskError, make_dirs, replace},
+    net::cbor,
+};
 
 use crate::logic::{
     Contact,
@@ -54,10 +57,8 @@ pub(crate) enum ContactsFault {
 /// # Errors
 /// Any failure of the disk.
 pub(crate) fn save_contacts(disk: &dyn Disk, path: &Path, contacts: &[Contact]) -> Result<(), DiskError> {
-    let mut cbor = Encoder::new(Vec::new());
-    write_contacts(&mut cbor, &contacts[..contacts.len().min(CONTACTS_FILE_MAX)])
-        .expect("writing to memory does not fail");
-    let body = cbor.into_writer();
+    let contacts = &contacts[..contacts.len().min(CONTACTS_FILE_MAX)];
+    let body = cbor::encode(contacts.len() * 64, |cbor| write_contacts(cbor, contacts));
     let bytes = [&MAGIC[..], blake3::hash(&body).as_bytes(), &body].concat();
     match replace(disk, path, &bytes) {
         Err(DiskError::NotFound { .. }) => {

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use ron_core::{
-    Capacity, ConfigError,
+    Capacity, ConfigError, Deadline,
     net::{
         oap::FRAME_BYTES_MAX,
         rpc::{PeersSettings, RpcSettings},
@@ -255,6 +255,32 @@ impl Settings {
                 return Err(out_of_range(key, "0 s", "above zero"));
             }
         }
+        let (view, trees) = (&gossip.view, &gossip.trees);
+        // These are added to the clock as they are, which has an end. Those that are not may be for ever.
+        for (key, duration) in [
+            ("gather", self.gather),
+            ("handshake_timeout", self.handshake_timeout),
+            ("gossip.announce_after", gossip.announce_after),
+            ("gossip.want_after", gossip.want_after.1),
+            ("gossip.digest_every", gossip.digest_every),
+            ("gossip.ping_every", gossip.ping_every),
+            ("gossip.silent_after", gossip.silent_after),
+            ("gossip.gap_after", gossip.gap_after),
+            ("gossip.view.shuffle_every", view.shuffle_every),
+            ("gossip.view.ask_timeout", view.ask_timeout),
+            ("gossip.view.displace_every", view.displace_every),
+            ("gossip.trees.round", trees.round),
+            ("gossip.trees.settle", trees.settle),
+            ("gossip.trees.hold", trees.hold),
+            ("gossip.trees.gather", trees.gather),
+            ("gossip.trees.idle", trees.idle),
+            ("score.ban_for", self.score.ban_for),
+            ("parts.timeout", self.parts.timeout),
+        ] {
+            if duration > Deadline::LONGEST {
+                return Err(out_of_range(key, format!("{} s", duration.as_secs()), "at most a year"));
+            }
+        }
         if self.score.ban_at.is_nan() || self.score.ban_at <= 0.0 {
             return Err(out_of_range("score.ban_at", self.score.ban_at, "above zero"));
         }
@@ -398,6 +424,45 @@ mod tests {
     fn links_hold_as_many_bytes_as_they_are_allowed() {
         let peers = Settings { links_bytes: 7, ..Settings::default() }.peers();
         assert_eq!((peers.queued_bytes_max, peers.requests_bytes_max), (7, 7));
+    }
+
+    /// What should last for ever was added to the clock, which ended the task that did it: for how long a peer is banned, when
+    /// the first one was to be; `ping_every` the check itself.
+    #[test]
+    fn what_would_never_be_due_is_refused_by_name() {
+        type Field = fn(&mut Settings) -> &mut Duration;
+        let fields: [(&str, Field); 18] = [
+            ("gather", |s| &mut s.gather),
+            ("handshake_timeout", |s| &mut s.handshake_timeout),
+            ("gossip.announce_after", |s| &mut s.gossip.announce_after),
+            ("gossip.want_after", |s| &mut s.gossip.want_after.1),
+            ("gossip.digest_every", |s| &mut s.gossip.digest_every),
+            ("gossip.ping_every", |s| &mut s.gossip.ping_every),
+            ("gossip.silent_after", |s| &mut s.gossip.silent_after),
+            ("gossip.gap_after", |s| &mut s.gossip.gap_after),
+            ("gossip.view.shuffle_every", |s| &mut s.gossip.view.shuffle_every),
+            ("gossip.view.ask_timeout", |s| &mut s.gossip.view.ask_timeout),
+            ("gossip.view.displace_every", |s| &mut s.gossip.view.displace_every),
+            ("gossip.trees.round", |s| &mut s.gossip.trees.round),
+            ("gossip.trees.settle", |s| &mut s.gossip.trees.settle),
+            ("gossip.trees.hold", |s| &mut s.gossip.trees.hold),
+            ("gossip.trees.gather", |s| &mut s.gossip.trees.gather),
+            ("gossip.trees.idle", |s| &mut s.gossip.trees.idle),
+            ("score.ban_for", |s| &mut s.score.ban_for),
+            ("parts.timeout", |s| &mut s.parts.timeout),
+        ];
+        for (key, field) in fields {
+            let mut settings = Settings::default();
+            *field(&mut settings) = Duration::MAX;
+            let refused = settings.check().unwrap_err();
+            assert!(
+                matches!(refused, ConfigError::OutOfRange { key: named, .. } if named == key),
+                "{key}: {refused}"
+            );
+        }
+        let mut settings = Settings::default();
+        settings.score.ban_for = Deadline::LONGEST;
+        assert_eq!(settings.check(), Ok(()), "a year is as good");
     }
 
     /// With the first four an engine was busy with one thing for ever; with the others points were no numbers, which ended

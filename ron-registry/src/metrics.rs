@@ -1,6 +1,6 @@
 //! What only the registry counts.
 
-use ron_core::{Counter, GaugeSpec, HistogramSpec, OwnCounter};
+use ron_core::{GaugeSpec, HistogramSpec};
 
 ron_core::counters! {
     COMMITS = "commits", "", "Entries committed here";
@@ -13,6 +13,11 @@ ron_core::counters! {
     FOLLOW_ERRORS = "follow_errors", "what", "Rounds of following that came to nothing";
     RELOADS = "reload_success", "source", "Settings that were taken over while running";
     RELOAD_FAILS = "reload_fail", "reason", "Settings that were refused while running";
+}
+
+#[cfg(feature = "client")]
+ron_core::counters! {
+    WITNESS_ERRORS = "witness_errors", "what", "Times a witness did not sign a head";
 }
 
 /// Where the log ends.
@@ -32,14 +37,6 @@ pub(crate) const SOURCE_VERSION: GaugeSpec = GaugeSpec {
     name: "source_version",
     help: "Version of the last signed head that a followed log has shown",
 };
-
-/// What witnesses did not do.
-#[cfg(feature = "client")]
-pub(crate) const WITNESS_ERRORS: Counter = Counter::Own(OwnCounter {
-    name: "witness_errors",
-    help: "Times a witness did not sign a head",
-    label: "what",
-});
 
 /// What witnesses have seen.
 #[cfg(feature = "client")]

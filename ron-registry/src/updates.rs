@@ -36,11 +36,11 @@ impl Updates {
         Updates { shared: Arc::clone(shared), next: from.max(1), behind, live, ahead: VecDeque::new() }
     }
 
-    /// The next update as soon as there is one; `None` when the registry has stopped. Dropping the future loses nothing.
+    /// The next update as soon as there is one; `Ok(None)` when the registry has stopped. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// None is the end: [`RegistryError::Lagging`] if the next one was pruned, which [`skip_to`](Self::skip_to) gets over, and
-    /// those of the store, after which it may be asked again.
+    /// An error is not the end: [`RegistryError::Lagging`] if the next one was pruned, which [`skip_to`](Self::skip_to) gets
+    /// over, and those of the store, after which it may be asked again.
     pub async fn next(&mut self) -> Result<Option<RegistryUpdated>, RegistryError> {
         loop {
             if let Some(update) = self.ahead.pop_front() {

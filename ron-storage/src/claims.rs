@@ -88,6 +88,8 @@ struct State {
     next_writing: u64,
     /// Names of claims that count although nobody knows whether they are written: see [`Writing`].
     doubted: BTreeSet<ContentId>,
+    /// Manifests that are known by such a claim alone. They are unwritten still when that claim is over.
+    unwritten: BTreeSet<ContentId>,
     /// Bytes of the journal that what is known takes.
     bytes: u64,
     /// The same of all manifests, also those that are written beside their claims.
@@ -143,7 +145,9 @@ impl State {
     /// Whether the manifest of a claim that is over says something all the same: a shard may come here after the word that ends it, and
     /// nobody else says what it is of. A few for each object, as of those that were wanted here before.
     fn is_late(&self, manifest: &Manifest) -> bool {
-        !self.manifests.contains_key(&manifest.id()) && self.past(&manifest.object).len() < PAST_MAX
+        let id = manifest.id();
+        let is_known = self.manifests.contains_key(&id);
+        if is_known { self.unwritten.contains(&id) } else { self.past(&manifest.object).len() < PAST_MAX }
     }
 
     /// Bytes of the journal that a claim takes, with the manifest that is written beside it.
@@ -174,14 +178,9 @@ impl State {
         !self.claims.wants_manifest(id) && !self.coming.contains_key(id)
     }
 
-    /// Whether a manifest is on the disk for sure: it is known, and not only by a claim that may not have got there.
-    fn is_written(&self, manifest: &Manifest) -> bool {
-        let id = manifest.id();
-        let is_doubted = |claim: &Claim| {
-            matches!(claim.word, Word::Erasure(coding) if coding.manifest == id)
-                && self.doubted.contains(&claim.digest())
-        };
-        self.manifests.contains_key(&id) && !self.claims.about(&manifest.object).any(is_doubted)
+    /// Whether a manifest is on the disk for sure.
+    fn is_written(&self, id: &ContentId) -> bool {
+        self.manifests.contains_key(id) && !self.unwritten.contains(id)
     }
 
     /// Manifests that no claim names, as the journal keeps them.
@@ -192,6 +191,7 @@ impl State {
 
     fn forget_manifest(&mut self, object: &ContentId, id: &ContentId) {
         let Some(manifest) = self.manifests.remove(id) else { return };
+        self.unwritten.remove(id);
         self.manifest_bytes = self.manifest_bytes.saturating_sub(manifest_record_bytes(&manifest));
         for shard in &manifest.shards {
             if let Some(named) = self.shards.get_mut(shard) {
@@ -422,7 +422,7 @@ impl Book {
         manifest: &Manifest,
         deadline: Deadline,
     ) -> Result<(), StorageError> {
-        if self.state.lock().is_written(manifest) {
+        if self.state.lock().is_written(&manifest.id()) {
             return Ok(());
         }
         let record: Bytes = manifest.encode().into();
@@ -436,7 +436,9 @@ impl Book {
         };
         let _writing = Writing { book: self, number, word: None };
         journal.append(MANIFEST, record, deadline).await.map_err(of_journal)?;
-        self.state.lock().remember(manifest.clone());
+        let mut state = self.state.lock();
+        state.unwritten.remove(&manifest.id());
+        state.remember(manifest.clone());
         Ok(())
     }
 
@@ -674,6 +676,9 @@ impl Writing<'_> {
         let Some((claim, manifest, now)) = self.word.take() else { return Ok(Merged::Same) };
         let mut state = self.book.state.lock();
         state.doubted.remove(&claim.claim().digest());
+        if let Some(manifest) = &manifest {
+            state.unwritten.remove(&manifest.id());
+        }
         state.hear(claim, manifest, now)
     }
 
@@ -688,8 +693,13 @@ impl Drop for Writing<'_> {
         let mut state = self.book.state.lock();
         if let Some((claim, manifest, now)) = self.word.take() {
             let digest = claim.claim().digest();
+            // A claim that says nothing new needs no manifest, and what is known beside it has to be on the disk.
+            let weight = state.claims.weigh(claim.claim(), state.limits);
+            let manifest = manifest.filter(|_| !matches!(weight, Ok(Merged::Same | Merged::Older)));
+            let unwritten = manifest.as_ref().map(Manifest::id).filter(|id| !state.is_written(id));
             if state.hear(claim, manifest, now) == Ok(Merged::New) {
                 state.doubted.insert(digest);
+                state.unwritten.extend(unwritten);
             }
         }
         state.writing.remove(&self.number);
@@ -764,5 +774,65 @@ impl Default for UnixClock {
 impl fmt::Debug for UnixClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UnixClock")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use ron_core::{
+        net::Identity,
+        sim::{CrashStyle, SimDisk},
+    };
+
+    use super::*;
+
+    async fn opened(host: &Supervisor, disk: &SimDisk) -> Book {
+        let disk = Arc::new(disk.clone());
+        Book::open(host, disk, Path::new("store"), Salts::Seeded(1), UnixClock::default()).await.unwrap()
+    }
+
+    fn claim(object: ContentId, version: u64, word: Word) -> Verified {
+        Claim::sign(&Identity::from_seed(&[1; 32]), (object, 3), version, 0, word).unwrap()
+    }
+
+    /// A claim with its manifest that was called off before it got to the disk counts, and is rewritten by whoever says it again. When it
+    /// was over, its manifest was taken for one that is on the disk, so the next shards by it came with nothing written that explains
+    /// them, and after a crash they were nobody's.
+    #[tokio::test(start_paused = true)]
+    async fn a_manifest_is_not_taken_for_written_when_its_claim_is_over() {
+        for way in ["told", "cut"] {
+            let host = Supervisor::builder("test").inline_blocking(true).start();
+            let (disk, soon) = (SimDisk::new(), Deadline::after(Duration::from_secs(60)));
+            let book = opened(&host, &disk).await;
+            let object = ContentId::of(b"abc");
+            let shards: Vec<ContentId> = (0..3_u8).map(|index| ContentId::of(&[index])).collect();
+            let manifest = Manifest { object, len: 3, data: 2, shards: shards.clone() };
+            let cut = claim(object, 1, Word::Erasure(manifest.coding()));
+            book.merge(claim(ContentId::of(b"other"), 1, Word::Pin), None, 0, soon).await.unwrap();
+            {
+                let called_off = pin!(book.merge(cut.clone(), Some(manifest.clone()), 0, soon));
+                assert!(called_off.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            }
+            assert!(book.wants(&shards[0]), "it counts");
+            book.merge(claim(object, 2, Word::Pin), None, 0, soon).await.unwrap();
+            match way {
+                // By somebody who has not heard of the second word, and brings a shard.
+                "told" => {
+                    let told = book.merge(cut, Some(manifest), 0, soon).await;
+                    assert_eq!(told.unwrap(), Merged::Older);
+                }
+                _ => drop(book.expect(&manifest, soon).await.unwrap()),
+            }
+            let crashed = disk.fork();
+            crashed.restart(CrashStyle::LoseUnsynced);
+            assert!(opened(&host, &crashed).await.explains(&shards[0]), "{way}");
+            host.shutdown().await;
+        }
     }
 }

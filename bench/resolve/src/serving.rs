@@ -2,7 +2,8 @@
 //! them; bare hyper that always says the same; nginx that does.
 //!
 //! Each server is a process of its own with two threads, and `wrk` with one thread and 64 connections asks it over the
-//! loopback interface for ten thousand keys in turn. Bodies have the same length. Contenders take turns.
+//! loopback interface for ten thousand keys in turn. Bodies have the same length. Contenders take turns. Processor time and memory are
+//! those of the server, of nginx with its workers.
 
 use std::{
     fs,
@@ -184,7 +185,7 @@ impl Drop for Process {
 struct Contender {
     name: &'static str,
     url: String,
-    _process: Process,
+    process: Process,
     runs: Vec<Run>,
 }
 
@@ -193,6 +194,40 @@ struct Run {
     per_second: f64,
     p50_ms: f64,
     p99_ms: f64,
+    /// Microseconds of the server's processor time for each request.
+    cpu_us: f64,
+}
+
+impl Contender {
+    /// Its process and those that it started.
+    fn processes(&self) -> Vec<u32> {
+        let own = self.process.0.id();
+        let started = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        started.split_whitespace().filter_map(|id| id.parse().ok()).chain([own]).collect()
+    }
+
+    /// Seconds that it has worked, the kernel's part included.
+    fn cpu(&self) -> Outcome<f64> {
+        let mut ticks = 0;
+        for process in self.processes() {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+            let fields: Vec<&str> = stat.rsplit_once(") ").ok_or("stat has a name")?.1.split(' ').collect();
+            ticks += fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+        }
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// MiB that it had in memory at its highest.
+    fn peak(&self) -> Outcome<f64> {
+        let mut kib = 0.0;
+        for process in self.processes() {
+            let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+            let peak =
+                status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("there is a peak")?;
+            kib += peak.trim().trim_end_matches(" kB").parse::<f64>()?;
+        }
+        Ok(kib / 1024.0)
+    }
 }
 
 fn start(name: &'static str, role: &str) -> Outcome<Contender> {
@@ -202,7 +237,7 @@ fn start(name: &'static str, role: &str) -> Outcome<Contender> {
     let out = BufReader::new(child.stdout.take().ok_or("it has an output")?);
     let process = Process(child);
     let url = out.lines().next().ok_or("it ended")??;
-    Ok(Contender { name, url, _process: process, runs: Vec::new() })
+    Ok(Contender { name, url, process, runs: Vec::new() })
 }
 
 fn start_nginx(dir: &Path, body: &str) -> Outcome<Contender> {
@@ -225,7 +260,7 @@ fn start_nginx(dir: &Path, body: &str) -> Outcome<Contender> {
             return Ok(Contender {
                 name: "nginx `return 200`",
                 url: format!("http://{address}"),
-                _process: process,
+                process,
                 runs: Vec::new(),
             });
         }
@@ -234,10 +269,12 @@ fn start_nginx(dir: &Path, body: &str) -> Outcome<Contender> {
     Err("nginx does not listen".into())
 }
 
-fn wrk(script: &Path, url: &str, seconds: u64) -> Outcome<Run> {
+fn wrk(script: &Path, server: &Contender, seconds: u64) -> Outcome<Run> {
     let mut command = Command::new("wrk");
     command.args(["-t1", "--latency", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s"), "-s"]);
-    let output = command.arg(script).arg(url).output()?;
+    let before = server.cpu()?;
+    let output = command.arg(script).arg(&server.url).output()?;
+    let spent = server.cpu()? - before;
     let text = String::from_utf8(output.stdout)?;
     if text.contains("Non-2xx") || text.contains("Socket errors") || !output.status.success() {
         return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
@@ -246,8 +283,11 @@ fn wrk(script: &Path, url: &str, seconds: u64) -> Outcome<Run> {
         let line = text.lines().find(|line| line.trim_start().starts_with(name));
         Ok(line.ok_or_else(|| format!("no {name}: {text}"))?.trim_start()[name.len()..].trim())
     };
+    let total = text.lines().find_map(|line| line.trim_start().split_once(" requests in "));
+    let total: f64 = total.ok_or("wrk counts requests")?.0.parse()?;
     Ok(Run {
         per_second: field("Requests/sec:")?.parse()?,
+        cpu_us: spent * 1e6 / total,
         p50_ms: millis(field("50%")?)?,
         p99_ms: millis(field("99%")?)?,
     })
@@ -302,7 +342,7 @@ pub(crate) fn run(is_quick: bool) -> Outcome<()> {
     for turn in 0..=rounds {
         for at in 0..contenders.len() {
             let at = (at + turn) % contenders.len();
-            let run = wrk(&script, &contenders[at].url, seconds)?;
+            let run = wrk(&script, &contenders[at], seconds)?;
             if turn > 0 {
                 contenders[at].runs.push(run);
             }
@@ -310,7 +350,8 @@ pub(crate) fn run(is_quick: bool) -> Outcome<()> {
     }
     println!("Body of {} bytes, {CONNECTIONS} connections.\n", body.len());
     println!(
-        "| Server | Requests/s | of axum | of hyper | p50 ms | p99 ms | of axum's |\n|---|--:|--:|--:|--:|--:|--:|"
+        "| Server | Requests/s | of axum | of hyper | p50 ms | p99 ms | of axum's | CPU µs each | peak MiB |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|--:|"
     );
     let ratio = |one: &Contender, other: &Contender, of: fn(&Run) -> f64| {
         median(one.runs.iter().zip(&other.runs).map(|(one, other)| of(one) / of(other)).collect())
@@ -318,7 +359,7 @@ pub(crate) fn run(is_quick: bool) -> Outcome<()> {
     for one in &contenders {
         let of = |figure: fn(&Run) -> f64| median(one.runs.iter().map(figure).collect());
         println!(
-            "| {} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            "| {} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} | {:.0} |",
             one.name,
             of(|run| run.per_second),
             ratio(one, &contenders[0], |run| run.per_second),
@@ -326,6 +367,8 @@ pub(crate) fn run(is_quick: bool) -> Outcome<()> {
             of(|run| run.p50_ms),
             of(|run| run.p99_ms),
             ratio(one, &contenders[0], |run| run.p99_ms),
+            of(|run| run.cpu_us),
+            one.peak()?,
         );
     }
     Ok(())

@@ -57,6 +57,17 @@ impl Peer {
         })
     }
 
+    /// The process that does the work, if it is another one.
+    pub(crate) fn server(&self) -> Option<u32> {
+        match self {
+            Peer::Floor(_) => None,
+            #[cfg(feature = "sqlite")]
+            Peer::Sqlite(_) => None,
+            #[cfg(feature = "etcd")]
+            Peer::Etcd(etcd) => Some(etcd.server()),
+        }
+    }
+
     pub(crate) async fn put(&self, number: u64) -> Outcome<()> {
         match self {
             Peer::Floor(floor) => floor.put(payload(number)).await,

@@ -2,7 +2,7 @@
 //!
 //! Both nodes are in one process, which each contender has for itself in every round, with a directory for each store. What
 //! is fetched is in the page cache of the giver. It counts when the fetch says that it is done: ours is on the disk then,
-//! that of iroh-blobs is not. Processor time is that of both nodes together.
+//! that of iroh-blobs is not. Processor time is that of both nodes together, and so is memory, with what there is to give.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use ron_core::ContentId;
 
 use crate::{
     figures::{Figures, told},
-    measure::{Bench, Contender, Outcome, Series, Stopwatch, runtime, table, take_turns},
+    measure::{Bench, Contender, Outcome, Series, Stopwatch, peak_of, runtime, table, take_turns},
     peers::transfer::Pair,
 };
 
@@ -49,9 +49,10 @@ pub(crate) fn run(bench: &Bench) -> Outcome<()> {
                 told(one.ratio(&series[0], |run| run.get("rate")), 2),
                 told(one.median(|run| run.get("cpu")), 2),
                 told(one.ratio(&series[0], |run| run.get("cpu")), 2),
+                told(one.median(|run| run.get("memory")), 0),
             ]
         };
-        let head = ["", "MiB/s", "of the first", "CPU s/GiB", "of the first"];
+        let head = ["", "MiB/s", "of the first", "CPU s/GiB", "of the first", "peak MiB"];
         table(&head, &series.iter().map(row).collect::<Vec<_>>());
     };
     let (large, objects) = (bench.scaled(LARGE), bench.scaled(OBJECTS));
@@ -67,7 +68,8 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
     let [what, name, dir, work] = arguments else { return Err("what, who, directory, work".into()) };
     let work = work.parse::<u64>()?;
     let (count, len) = if what == "large" { (1, usize::try_from(work)? << 20) } else { (work, OBJECT_BYTES) };
-    let figures = runtime()?.block_on(fetch(name, std::path::Path::new(dir), count, len))?;
+    let mut figures = runtime()?.block_on(fetch(name, std::path::Path::new(dir), count, len))?;
+    figures.set("memory", peak_of(std::process::id())?);
     print!("{figures}");
     Ok(())
 }

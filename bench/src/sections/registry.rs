@@ -3,7 +3,8 @@
 //!
 //! Each contender has a process and a directory for itself in every round. A commit counts when it is acknowledged, and
 //! then it is on the disk for all of them. What is signed is signed before the clock starts. Load and server share the
-//! cores.
+//! cores. Processor time and memory are those of whoever asks and of whoever is asked together, also where that is a process of its
+//! own, as etcd is; over HTTP they are the server's.
 
 mod http;
 
@@ -14,7 +15,7 @@ use ron_registry::{Outcome as Decided, Registry, RegistryError};
 
 use crate::{
     figures::{Figures, told},
-    measure::{Bench, Contender, Outcome, Series, Stopwatch, runtime, table, take_turns},
+    measure::{Bench, Contender, Outcome, Series, Stopwatch, cpu_of, peak_of, runtime, table, take_turns},
     peers::{
         registry::{Peer, People, in_an_hour, payload, prepare, proposal, registry, soon},
         stores::group_commit,
@@ -118,6 +119,7 @@ fn commits(bench: &Bench, rounds: usize, cell: Cell<'_>) -> Outcome<()> {
                 told(one.median(|run| run.get("commit.p50")), 2),
                 told(one.median(|run| run.get("commit.p99")), 2),
                 told(one.median(|run| run.get("commit.cpu")), 1),
+                told(one.median(|run| run.get("memory")), 0),
             ]);
         }
         if let (Some(cycle), 256) = (of(CYCLE), clients) {
@@ -132,7 +134,9 @@ fn commits(bench: &Bench, rounds: usize, cell: Cell<'_>) -> Outcome<()> {
         }
     }
     println!("Commits of 1 KiB:\n");
-    table(&["", "clients", "a second", "of floor", "of etcd", "p50 ms", "p99 ms", "CPU µs each"], &rows);
+    let head =
+        ["", "clients", "a second", "of floor", "of etcd", "p50 ms", "p99 ms", "CPU µs each", "peak MiB"];
+    table(&head, &rows);
     Ok(())
 }
 
@@ -175,6 +179,9 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
         ("commits", name) => runtime()?.block_on(theirs(name, dir, clients, work, &mut figures))?,
         (_, name) => runtime()?.block_on(contend(name, dir, clients, work, &mut figures))?,
     }
+    // Beside a server's of its own, if there was one.
+    let server = Some(figures.get("server.memory")).filter(|memory| !memory.is_nan());
+    figures.set("memory", peak_of(std::process::id())? + server.unwrap_or(0.0));
     print!("{figures}");
     Ok(())
 }
@@ -195,13 +202,20 @@ fn verify(work: u64, figures: &mut Figures) -> Outcome<()> {
 
 async fn theirs(name: &str, dir: &Path, clients: usize, work: u64, figures: &mut Figures) -> Outcome<()> {
     let peer = Arc::new(Peer::open(name, dir, clients).await?);
+    let at = Arc::clone(&peer);
     let put = move |number: u64| {
-        let peer = Arc::clone(&peer);
+        let peer = Arc::clone(&at);
         async move { peer.put(number).await }
     };
+    let before = peer.server().map(cpu_of).transpose()?;
     let watch = Stopwatch::start();
     let (_, times) = at_once((0..work).collect(), clients, put).await?;
     tell_small(figures, "commit", watch, work, times);
+    if let Some((server, before)) = peer.server().zip(before) {
+        let spent = (cpu_of(server)? - before) * 1e6 / work as f64;
+        figures.set("commit.cpu", figures.get("commit.cpu") + spent);
+        figures.set("server.memory", peak_of(server)?);
+    }
     Ok(())
 }
 
@@ -209,6 +223,7 @@ fn is_committed(outcome: Result<Decided, RegistryError>) -> Outcome<()> {
     match outcome? {
         Decided::Committed(_) => Ok(()),
         Decided::Pending { missing, .. } => Err(format!("it waits for {missing:?}").into()),
+        other => Err(format!("it is {other:?}").into()),
     }
 }
 

@@ -26,7 +26,7 @@ use ron_storage::{Settings, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    measure::{Bench, Contender, Outcome, runtime_of, take_turns, whole},
+    measure::{Bench, Contender, Outcome, cpu_of, runtime_of, take_turns, whole},
     peers::bare_http,
 };
 
@@ -281,11 +281,11 @@ fn wrk(dir: &Path, load: &Load, url: &str, paths: &[String], server: u32, second
         &script,
         format!("local paths = {{{list}}}\nlocal n = 0\nrequest = function()\nn = n + 1\n{request}\nend\n"),
     )?;
-    let before = cpu(server)?;
+    let before = cpu_of(server)?;
     let mut command = Command::new("wrk");
     command.args(["-t1", "--latency", &format!("-c{}", load.connections), &format!("-d{seconds}s"), "-s"]);
     let output = command.arg(&script).arg(url).output()?;
-    let spent = cpu(server)? - before;
+    let spent = cpu_of(server)? - before;
     let text = String::from_utf8(output.stdout)?;
     if text.contains("Non-2xx") || text.contains("Socket errors") || !output.status.success() {
         return Err(format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
@@ -337,14 +337,6 @@ fn millis(text: &str) -> Outcome<f64> {
         "s" => value * 1000.0,
         other => return Err(format!("no unit: {other}").into()),
     })
-}
-
-/// Seconds that a process has worked, its threads and the kernel's part included.
-fn cpu(process: u32) -> Outcome<f64> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let fields: Vec<&str> = stat.rsplit_once(") ").ok_or("stat has a name")?.1.split(' ').collect();
-    let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// MiB of a process that are in memory.

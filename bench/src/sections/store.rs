@@ -14,7 +14,7 @@ use ron_core::ContentId;
 
 use crate::{
     figures::{Figures, told},
-    measure::{Bench, Contender, Outcome, Series, Stopwatch, quantile, runtime, table, take_turns},
+    measure::{Bench, Contender, Outcome, Series, Stopwatch, peak_of, quantile, runtime, table, take_turns},
     peers::stores::{MIB, Peer, Pieces, group_commit, hash, read, write},
 };
 
@@ -114,10 +114,7 @@ pub(crate) fn child(arguments: &[String]) -> Outcome<()> {
         ("large", RAW) => raw_large(dir, work, &mut figures)?,
         (_, name) => runtime()?.block_on(large(name, dir, work, &mut figures))?,
     }
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("there is a peak")?;
-    let kib: f64 = peak.trim().trim_end_matches(" kB").parse()?;
-    figures.set("memory", kib / 1024.0);
+    figures.set("memory", peak_of(std::process::id())?);
     print!("{figures}");
     Ok(())
 }

@@ -11,6 +11,10 @@ const MIB_MAX: f64 = 4.0;
 const MORE_MAX: u64 = 8;
 const LATENCY_MAX: f64 = 2.0;
 
+/// What the crowd may cost in memory beyond what the node had before it came, while it is there and when it has gone: each of its
+/// connections has buffers.
+const CROWD_MIB_MAX: f64 = 64.0;
+
 /// How fast memory may grow in a phase that is long enough to tell, in MiB an hour.
 const GROWTH_MAX: f64 = 6.0;
 const LONG: f64 = 20.0 * 60.0;
@@ -122,7 +126,11 @@ pub(crate) fn wrongs(seen: &Seen<'_>) -> Vec<String> {
         seen.beyond.of(Kind::Other).refused == 0,
         "it refused what no limit of this second half is about".into(),
     );
+    holds(steady.committed > 0, "no entry was committed while the node could keep up".into());
     let before = steady.ends().1.usage;
+    let (first, last) = seen.beyond.ends();
+    let most = first.usage.memory.max(last.usage.memory).max(seen.rest.memory);
+    holds(mib(most) <= mib(before.memory) + CROWD_MIB_MAX, "the crowd costs too much memory".into());
     holds(
         seen.rest.descriptors <= before.descriptors + MORE_MAX && seen.rest.tasks <= before.tasks + MORE_MAX,
         "what the crowd opened is not closed".into(),

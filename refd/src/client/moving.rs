@@ -215,9 +215,17 @@ pub(crate) async fn fetch_file(
     if ContentId::from_bytes(*hasher.finalize().as_bytes()) != id {
         return Err(spoilt(&part, id).await.into());
     }
-    file.sync_all().await.map_err(named)?;
-    tokio::fs::rename(&part, output).await.map_err(|error| format!("{}: {error}", output.display()))?;
+    finish(file, &part, output).await?;
     Ok(size)
+}
+
+/// Makes what was written durable, and gives it its name.
+async fn finish(mut file: tokio::fs::File, part: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
+    let named = |error: io::Error| format!("{}: {error}", part.display());
+    // The last bytes are still on their way, and `sync_all` alone does not say that they failed.
+    file.flush().await.map_err(named)?;
+    file.sync_all().await.map_err(named)?;
+    Ok(tokio::fs::rename(part, output).await.map_err(|error| format!("{}: {error}", output.display()))?)
 }
 
 /// Where an object is until it is whole.
@@ -239,4 +247,24 @@ async fn spoilt(part: &Path, id: ContentId) -> Spoilt {
 pub(super) struct Spoilt {
     part: PathBuf,
     id: ContentId,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test a step that fails is the failure")]
+mod tests {
+    use super::*;
+
+    /// When the last bytes did not get to the disk, as when it is full, nobody was told: the file got its name without them.
+    #[tokio::test]
+    async fn a_file_whose_last_bytes_are_lost_gets_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (part, output) = (dir.path().join("x.part"), dir.path().join("x"));
+        std::fs::write(&part, "").unwrap();
+        // What is written to a file that is open for reading fails when the write is done, which is after it was taken.
+        let mut file = tokio::fs::File::open(&part).await.unwrap();
+        file.write_all(b"the last bytes").await.unwrap();
+        let refused = finish(file, &part, &output).await.unwrap_err();
+        assert!(refused.to_string().contains("x.part"), "{refused}");
+        assert!(part.exists() && !output.exists());
+    }
 }

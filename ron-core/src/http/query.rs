@@ -151,14 +151,19 @@ pub fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     })
 }
 
-/// Whether the client has the answer with this entity tag already, as it says in `if-none-match`.
+/// Whether the client has the answer with this entity tag already, as it says in `if-none-match`. Weak tags and strong ones
+/// are compared alike, as for a read they are.
 #[must_use]
 pub fn has_tag(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let strong = |tag: &[u8]| tag.strip_prefix(b"W/").unwrap_or(tag) == etag.as_bytes();
     headers.get_all(header::IF_NONE_MATCH).iter().any(|line| {
         let mut tags = line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-        tags.any(|tag| tag == b"*" || strong(tag))
+        tags.any(|tag| tag == b"*" || opaque(tag) == opaque(etag.as_bytes()))
     })
+}
+
+/// An entity tag without its mark of weakness.
+fn opaque(tag: &[u8]) -> &[u8] {
+    tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
 /// How long the server waits for the answer to begin: as long as it said, or 30 s if it did not.
@@ -296,7 +301,19 @@ mod tests {
             headers.append(header::IF_NONE_MATCH, HeaderValue::from_static("\"z\""));
             headers.append(header::IF_NONE_MATCH, HeaderValue::from_static(told));
             assert_eq!(has_tag(&headers, &tag), has, "{told}");
+            // The server's may be weak too: then it was answered in full for ever.
+            assert_eq!(has_tag(&headers, &HeaderValue::from_static("W/\"a\"")), has, "{told}");
         }
         assert!(!has_tag(&HeaderMap::new(), &tag));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_server_says_how_long_it_waits_or_it_is_half_a_minute() {
+        let mut request = Request::new(Body::empty());
+        assert_eq!(deadline(&request).remaining(), DEADLINE);
+        for secs in [2, 600] {
+            request.extensions_mut().insert(Deadline::after(Duration::from_secs(secs)));
+            assert_eq!(deadline(&request).remaining(), Duration::from_secs(secs));
+        }
     }
 }

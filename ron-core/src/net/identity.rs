@@ -17,6 +17,9 @@ use std::{
 use ed25519_dalek::{Signature as RawSignature, Signer as _, SigningKey, VerifyingKey};
 use zeroize::Zeroizing;
 
+/// In a simulated world, a signature is checked once for all its nodes.
+#[cfg(feature = "sim")]
+use crate::sim::once as checked;
 use crate::{
     IdError, NodeId,
     disk::{NotPlain, open_plain},
@@ -229,7 +232,7 @@ impl PublicKey {
         signature: &Signature,
     ) -> Result<(), SignatureError> {
         let signed = in_domain(domain, message);
-        checked(&self.0, &signed, signature, || self.prepare()?.check(&signed, signature))
+        checked(&self.0, &signed, &signature.0, || self.prepare()?.check(&signed, signature))
     }
 
     /// This key for many signatures: what does not depend on the message is done once, which saves a tenth of each.
@@ -289,7 +292,7 @@ impl PreparedKey {
         signature: &Signature,
     ) -> Result<(), SignatureError> {
         let signed = in_domain(domain, message);
-        checked(self.0.as_bytes(), &signed, signature, || self.check(&signed, signature))
+        checked(self.0.as_bytes(), &signed, &signature.0, || self.check(&signed, signature))
     }
 
     fn check(&self, signed: &[u8], signature: &Signature) -> Result<(), SignatureError> {
@@ -298,16 +301,13 @@ impl PreparedKey {
     }
 }
 
-/// What `check` says; in a simulated world, once for all its nodes.
+#[cfg(not(feature = "sim"))]
 fn checked(
-    #[cfg_attr(not(feature = "sim"), expect(unused_variables))] key: &[u8; 32],
-    #[cfg_attr(not(feature = "sim"), expect(unused_variables))] signed: &[u8],
-    #[cfg_attr(not(feature = "sim"), expect(unused_variables))] signature: &Signature,
+    _: &[u8; KEY_BYTES],
+    _: &[u8],
+    _: &[u8; 64],
     check: impl FnOnce() -> Result<(), SignatureError>,
 ) -> Result<(), SignatureError> {
-    #[cfg(feature = "sim")]
-    return crate::sim::once(key, signed, &signature.0, check);
-    #[cfg(not(feature = "sim"))]
     check()
 }
 

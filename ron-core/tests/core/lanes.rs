@@ -39,6 +39,36 @@ async fn a_lane_that_sheds_keeps_the_newest_and_counts_the_rest() {
     assert_eq!((inbox.try_recv(), inbox.try_recv(), inbox.try_recv()), (Some(3), Some(4), None));
 }
 
+/// Also what nobody looked at in time, however it came in: at once, after waiting, in the place of an older one.
+#[tokio::test(start_paused = true)]
+async fn the_most_that_ever_waited_is_remembered() {
+    const FEW: LaneSpec = LaneSpec::new("test", "few", 3);
+    let metrics = Metrics::default();
+    let seen = || {
+        let depths = |queues: Vec<ron_core::QueueState>| -> Vec<usize> {
+            queues.iter().map(|queue| queue.depth).collect()
+        };
+        (depths(metrics.queues()), depths(metrics.queues_at_most()))
+    };
+    let (lane, inbox) = Lane::open(FEW, &metrics);
+    lane.try_push(0).unwrap();
+    lane.try_push(1).unwrap();
+    assert_eq!((inbox.try_recv(), inbox.try_recv()), (Some(0), Some(1)));
+    assert_eq!(seen(), (vec![0], vec![2]));
+    for item in 2..5 {
+        lane.try_push(item).unwrap();
+    }
+    lane.try_push(5).unwrap_err();
+    let (pushed, _) = tokio::join!(lane.push(5, soon()), async { inbox.try_recv() });
+    pushed.unwrap();
+    while inbox.try_recv().is_some() {}
+    assert_eq!(seen(), (vec![0], vec![3]));
+    drop((lane, inbox));
+    let (shedding, _inbox) = Lane::open(FEW.shed_oldest(), &metrics);
+    (0..10).for_each(|item| shedding.try_push(item).unwrap());
+    assert_eq!(seen(), (vec![3], vec![3]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiting_for_room_ends_at_the_deadline_and_leaves_nothing_behind() {
     let (registry, metrics) = registered();

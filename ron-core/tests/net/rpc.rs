@@ -19,11 +19,12 @@ use std::{
 use bytes::Bytes;
 use ron_core::{
     Counter, Deadline, LaneSpec, Metrics, NodeId, Supervisor,
+    auth::{Action, Authorizer, Credentials, Denied, Grant},
     net::{
         Endpoint, Identity, Link, NetError,
         oap::{Code, Flags, Frame, FrameReader, FrameWriter, Hello, ReadSettings},
         rpc::{
-            Control, Event, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError,
+            Call, Control, Event, Fault, Handling, Method, Peers, PeersSettings, Protocol, Request, RpcError,
             RpcSettings, Service, Side,
         },
     },
@@ -44,6 +45,8 @@ const NEVER: Method = Method { number: 3, name: "never" };
 const FAIL: Method = Method { number: 4, name: "fail" };
 const NOTE: Method = Method { number: 5, name: "note" };
 const QUICK: Method = Method { number: 6, name: "quick" };
+const GUARDED: Method = Method { number: 7, name: "guarded" };
+const CLOSED: Method = Method { number: 8, name: "closed" };
 const UNKNOWN: Method = Method { number: 99, name: "unknown" };
 
 /// Echoes, streams as many bytes as asked for, never answers, fails in every way.
@@ -99,12 +102,29 @@ impl Service for Open {
                 _ => Handling::Done(Err(Fault::bad_request("what?"))),
             },
             6 => Handling::Pending(Box::pin(async move { Ok(request.body().clone()) })),
+            7 => Handling::Done(request.authorize(Some(&Doorman), "test.enter").map(|()| Bytes::new())),
+            8 => Handling::Done(request.authorize(None, "test.enter").map(|()| Bytes::new())),
             _ => Handling::Done(Err(Fault::no_such_method())),
         }
     }
 
     fn event(&self, event: Event) {
         self.0.events.lock().unwrap().push(event.body);
+    }
+}
+
+/// Lets in whoever knows the word, and says why others are not let in.
+struct Doorman;
+
+impl Authorizer for Doorman {
+    fn authorize(&self, action: &Action<'_>, credentials: &Credentials<'_>) -> Result<Grant, Denied> {
+        assert_eq!(action.name, "test.enter");
+        assert_eq!(credentials.address, Some(IpAddr::from([198, 18, 3, 1])), "where the link comes from");
+        match credentials.bearer {
+            Some("sesame") => Ok(Grant::new("guest")),
+            Some(_) => Err(Denied::Unknown),
+            None => Err(Denied::Missing),
+        }
     }
 }
 
@@ -337,6 +357,20 @@ async fn refusals_keep_their_type_across_the_wire() {
     assert_eq!(two.count(Counter::TasksPanicked, "rpc_call"), 2);
     assert_eq!(one.ask(&two, ECHO, b"well").await.unwrap(), "well");
     assert_eq!(one.count(Counter::LinksOpened, "dialled"), 1, "no refusal cost the session");
+}
+
+/// Whoever is refused does not hear what was wrong with its capability, or whether there is any that would do.
+#[tokio::test(start_paused = true)]
+async fn a_capability_is_shown_to_whoever_decides() {
+    let (_net, one, two) = pair();
+    let ask = |call: Call| one.peers.call(two.id(), two.addrs(), call, b"", soon());
+    assert_eq!(ask(GUARDED.cap("sesame")).await.unwrap(), "");
+    let reason = "not with this capability".to_owned();
+    let refused = RpcError::Refused { code: Code::Forbidden, reason };
+    for cap in [&b""[..], b"barley", b"sesame\xff"] {
+        assert_eq!(ask(GUARDED.cap(cap)).await.unwrap_err(), refused, "{cap:?}");
+    }
+    assert_eq!(ask(CLOSED.cap("sesame")).await.unwrap_err(), refused, "nobody decides");
 }
 
 #[tokio::test(start_paused = true)]

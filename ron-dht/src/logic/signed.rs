@@ -11,12 +11,12 @@
 use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 use ron_core::{
     ContentId, NodeId,
     net::{
         Identity, PublicKey, Signature, SignatureError,
-        cbor::{CborFault, read_addrs, read_array, read_bytes, read_only_map, required, write_addrs},
+        cbor::{self, CborFault, read_addrs, read_array, read_bytes, read_only_map, required, write_addrs},
     },
 };
 
@@ -233,8 +233,7 @@ impl ProviderRecord {
             .map(|addr| SocketAddr::new(addr.ip().to_canonical(), addr.port()))
             .collect();
         let ttl_secs = ttl_secs(ttl);
-        let mut cbor = Encoder::new(Vec::with_capacity(256));
-        let mut write = || {
+        let body = cbor::encode(256, |cbor| {
             cbor.map(7)?.u64(PROVIDER_KEY)?.bytes(key.as_bytes())?;
             cbor.u64(PROVIDER_PUBLIC_KEY)?.bytes(public_key.as_bytes())?;
             write_addrs(cbor.u64(PROVIDER_ADDRS)?, &addrs)?;
@@ -242,9 +241,7 @@ impl ProviderRecord {
             cbor.u64(PROVIDER_TTL)?.u32(ttl_secs)?;
             cbor.u64(PROVIDER_WITHDRAWN)?.bool(is_withdrawn)?;
             cbor.u64(PROVIDER_ISSUED)?.u64(issued)?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        let body = cbor.into_writer();
+        });
         let encoded = envelope(&body, &sign(&body)).into();
         let publisher = public_key.node_id();
         ProviderRecord { key, public_key, publisher, addrs, seq, ttl_secs, is_withdrawn, issued, encoded }
@@ -436,16 +433,13 @@ impl Value {
         at_most(data, VALUE_BYTES_MAX, "value bytes")?;
         at_most(salt, SALT_BYTES_MAX, "salt bytes")?;
         let ttl_secs = ttl_secs(ttl);
-        let mut cbor = Encoder::new(Vec::with_capacity(data.len() + 128));
-        let mut write = || {
+        let body = cbor::encode(data.len() + 128, |cbor| {
             cbor.map(5)?.u64(VALUE_PUBLIC_KEY)?.bytes(public_key.as_bytes())?;
             cbor.u64(VALUE_SALT)?.bytes(salt)?;
             cbor.u64(VALUE_SEQ)?.u64(seq)?;
             cbor.u64(VALUE_TTL)?.u32(ttl_secs)?;
             cbor.u64(VALUE_DATA)?.bytes(data)?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        let body = cbor.into_writer();
+        });
         Self::decode(&envelope(&body, &sign(&body)))
     }
 
@@ -646,13 +640,10 @@ pub(crate) fn unproven_key(who: u64) -> PublicKey {
 
 /// Bytes and a signature over them, in the only spelling there is.
 fn envelope(body: &[u8], signature: &Signature) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(body.len() + 80));
-    let mut write = || {
+    cbor::encode(body.len() + 80, |cbor| {
         cbor.map(2)?.u64(ENVELOPE_BODY)?.bytes(body)?;
         cbor.u64(ENVELOPE_SIGNATURE)?.bytes(signature.as_bytes())?.ok()
-    };
-    write().expect("writing to memory does not fail");
-    cbor.into_writer()
+    })
 }
 
 fn open_envelope(encoded: &[u8]) -> Result<(&[u8], Signature), RecordError> {
@@ -675,10 +666,9 @@ fn open_envelope(encoded: &[u8]) -> Result<(&[u8], Signature), RecordError> {
 }
 
 fn plain_envelope(data: &[u8], ttl_secs: u32) -> Vec<u8> {
-    let mut cbor = Encoder::new(Vec::with_capacity(data.len() + 16));
-    let mut write = || cbor.map(2)?.u64(PLAIN_DATA)?.bytes(data)?.u64(PLAIN_TTL)?.u32(ttl_secs)?.ok();
-    write().expect("writing to memory does not fail");
-    cbor.into_writer()
+    cbor::encode(data.len() + 16, |cbor| {
+        cbor.map(2)?.u64(PLAIN_DATA)?.bytes(data)?.u64(PLAIN_TTL)?.u32(ttl_secs)?.ok()
+    })
 }
 
 fn at_most(bytes: &[u8], max: usize, what: &'static str) -> Result<(), RecordError> {
@@ -700,6 +690,7 @@ fn read_ttl(cbor: &mut Decoder<'_>) -> Result<u32, RecordError> {
 
 #[cfg(test)]
 mod tests {
+    use minicbor::Encoder;
     use proptest::prelude::*;
 
     use super::*;

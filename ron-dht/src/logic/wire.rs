@@ -12,8 +12,8 @@ use minicbor::{Decoder, Encoder, data::Type, encode::Error as EncodeError};
 use ron_core::{
     NodeId,
     net::cbor::{
-        CborFault, read_addrs, read_array, read_bytes, read_list, read_map, read_only_map, read_shared_addrs,
-        required, write_addrs,
+        self, CborFault, read_addrs, read_array, read_bytes, read_list, read_map, read_only_map,
+        read_shared_addrs, required, write_addrs,
     },
 };
 
@@ -280,9 +280,7 @@ impl Request {
     /// Method and body. A list that is too long is cut off.
     #[must_use]
     pub fn encode(&self) -> (u16, Bytes) {
-        let mut cbor = Encoder::new(Vec::with_capacity(64));
-        self.write(&mut cbor).expect("writing to memory does not fail");
-        (self.method(), cbor.into_writer().into())
+        (self.method(), cbor::encode(64, |cbor| self.write(cbor)).into())
     }
 
     fn write(&self, cbor: &mut Cbor) -> Written {
@@ -412,9 +410,7 @@ impl Answer {
     /// Method and body. A list that is too long is cut off.
     #[must_use]
     pub fn encode(&self) -> (u16, Bytes) {
-        let mut cbor = Encoder::new(Vec::with_capacity(self.len_about()));
-        self.write(&mut cbor).expect("writing to memory does not fail");
-        (self.method(), cbor.into_writer().into())
+        (self.method(), cbor::encode(self.len_about(), |cbor| self.write(cbor)).into())
     }
 
     /// Bytes that it takes, or a few more: a peer with one address of either kind is at most 60.

@@ -180,6 +180,10 @@ impl Publishers {
     /// A message is here, proven.
     pub fn on_message(&mut self, serial: &Serial, now: Duration) {
         let Serial { publisher, since, seq } = *serial;
+        // While a validator looked at it, the publisher may have begun again.
+        if self.freshness(serial) == Freshness::Old {
+            return;
+        }
         if self.tracks.get(&publisher).is_some_and(|track| track.since < since) {
             // What was owed of the last time will not come.
             if let Some(track) = self.tracks.remove(&publisher) {
@@ -672,6 +676,25 @@ mod tests {
         publishers.on_message(&serial(5, 6), ms(300));
         publishers.on_tick(ms(400));
         assert_eq!(gaps(&mut publishers), [4..=5]);
+    }
+
+    /// A message that a validator was looking at while its publisher began again, and that was ignored or rejected then, counted
+    /// as one of the new beginning: all numbers up to its own were told as missing, and what the publisher said next was taken
+    /// for old.
+    #[test]
+    fn what_was_looked_at_while_its_publisher_began_again_is_of_the_old_beginning() {
+        let far = 3 * WINDOW;
+        let mut publishers = Publishers::new(1, ms(100), 0);
+        publishers.on_message(&serial(5, 1), ms(0));
+        publishers.on_message(&serial(8, 1), ms(10));
+        publishers.on_message(&serial(5, far), ms(20));
+        publishers.on_tick(ms(200));
+        assert_eq!(gaps(&mut publishers), []);
+        assert_eq!(publishers.freshness(&serial(8, 2)), Freshness::New);
+        // The same of one that was forgotten meanwhile.
+        publishers.on_message(&Serial { publisher: id(1), since: 5, seq: 1 }, ms(300));
+        publishers.on_message(&serial(5, far), ms(310));
+        assert_eq!(publishers.freshness(&serial(8, 1)), Freshness::Old, "it is not delivered twice");
     }
 
     /// Only what was told last was remembered. What was told before it was told again, as a part of a hole that was still open.

@@ -17,7 +17,7 @@ use crate::{measure::Outcome, sections::serve::Process};
 pub(crate) struct Etcd {
     clients: Vec<Client>,
     next: AtomicUsize,
-    _server: Process,
+    server: Process,
 }
 
 /// Whether it is installed.
@@ -48,9 +48,13 @@ impl Etcd {
             for _ in 0..clients.div_ceil(16) {
                 all.push(Client::connect([&ours], None).await?);
             }
-            return Ok(Etcd { clients: all, next: AtomicUsize::new(0), _server: server });
+            return Ok(Etcd { clients: all, next: AtomicUsize::new(0), server });
         }
         Err("etcd does not answer".into())
+    }
+
+    pub(crate) fn server(&self) -> u32 {
+        self.server.0.id()
     }
 
     fn client(&self) -> Client {

@@ -24,7 +24,8 @@ use tokio::{
 use crate::{
     figures::{Figures, told},
     measure::{
-        Bench, Contender, Outcome, Series, Stopwatch, quantile, raise_file_limit, runtime, table, take_turns,
+        Bench, Contender, Outcome, Series, Stopwatch, cpu_of, peak_of, quantile, raise_file_limit, runtime,
+        table, take_turns,
     },
     peers::registry::{People, in_an_hour, prepare, proposal, registry},
     sections::{
@@ -213,9 +214,11 @@ pub(crate) fn run(bench: &Bench, rounds: usize) -> Outcome<()> {
         let work = bench.scaled(work);
         let round = Contender::new("ron-registry", move || {
             let server = Ours::start("http")?;
-            let figures = runtime()?.block_on(commit(server.addr, clients, 0, work));
-            drop(server);
-            figures
+            let (process, before) = (server.child.0.id(), cpu_of(server.child.0.id())?);
+            let mut figures = runtime()?.block_on(commit(server.addr, clients, 0, work))?;
+            figures.set("cpu", (cpu_of(process)? - before) * 1e6 / work as f64);
+            figures.set("memory", peak_of(process)?);
+            Ok(figures)
         });
         let series = take_turns(rounds, 1, vec![round])?;
         let of = |name: &str| series[0].median(|run| run.get(name));
@@ -224,9 +227,12 @@ pub(crate) fn run(bench: &Bench, rounds: usize) -> Outcome<()> {
             told(of("commit.rate"), 0),
             told(of("commit.p50"), 2),
             told(of("commit.p99"), 2),
+            told(of("cpu"), 1),
+            told(of("memory"), 0),
         ])
     });
-    table(&["clients", "a second", "p50 ms", "p99 ms"], &rows.collect::<Outcome<Vec<_>>>()?);
+    let head = ["clients", "a second", "p50 ms", "p99 ms", "CPU µs each", "peak MiB"];
+    table(&head, &rows.collect::<Outcome<Vec<_>>>()?);
     reads(bench, rounds)?;
     streams(bench)
 }
@@ -239,7 +245,18 @@ fn reads(bench: &Bench, rounds: usize) -> Outcome<()> {
     }
     let seconds = if bench.is_quick() { 1 } else { READ_SECONDS };
     let (axum, nested, ours) = (Ours::start("axum")?, Ours::start("nested")?, Ours::start("http")?);
-    let read = |server: &Ours| wrk_once(&format!("http://{}/registry/head", server.addr), 64, seconds);
+    let read = |server: &Ours| -> Outcome<Figures> {
+        let (process, before) = (server.child.0.id(), cpu_of(server.child.0.id())?);
+        let (rate, p50, p99) = wrk_once(&format!("http://{}/registry/head", server.addr), 64, seconds)?;
+        let mut figures = Figures::default();
+        let spent = cpu_of(process)? - before;
+        figures.set("cpu", spent * 1e6 / (rate * seconds as f64));
+        figures.set("memory", peak_of(process)?);
+        for (name, value) in [("rate", rate), ("p50", p50), ("p99", p99)] {
+            figures.set(name, value);
+        }
+        Ok(figures)
+    };
     let series = take_turns(
         rounds,
         1,
@@ -249,17 +266,21 @@ fn reads(bench: &Bench, rounds: usize) -> Outcome<()> {
             Contender::new("ron-registry", || read(&ours)),
         ],
     )?;
-    let row = |one: &Series<(f64, f64, f64)>| {
+    let row = |one: &Series<Figures>| {
+        let of = |name: &str| one.median(|run| run.get(name));
         vec![
             one.name.to_owned(),
-            told(one.median(|run| run.0), 0),
-            told(one.ratio(&series[0], |run| run.0), 2),
-            told(one.median(|run| run.1), 2),
-            told(one.median(|run| run.2), 2),
+            told(of("rate"), 0),
+            told(one.ratio(&series[0], |run| run.get("rate")), 2),
+            told(of("p50"), 2),
+            told(of("p99"), 2),
+            told(of("cpu"), 1),
+            told(of("memory"), 0),
         ]
     };
     println!("\nReads of the head, 64 connections:\n");
-    table(&["", "a second", "of axum", "p50 ms", "p99 ms"], &series.iter().map(row).collect::<Vec<_>>());
+    let head = ["", "a second", "of axum", "p50 ms", "p99 ms", "CPU µs each", "peak MiB"];
+    table(&head, &series.iter().map(row).collect::<Vec<_>>());
     Ok(())
 }
 

@@ -1,6 +1,11 @@
-//! `docs/security.md` against the tree: a test that is renamed, removed or switched off is noticed here.
+//! `docs/security.md` against the tree: a test that is renamed, removed or switched off is noticed here, and one that stands in the row
+//! of another case than it says.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 /// Every function of a text by its name, and whether it is a test that runs: if not, why not.
 fn functions(text: &str) -> Vec<(&str, Result<(), &'static str>)> {
@@ -40,6 +45,29 @@ fn check(root: &Path, named: &str) -> Result<(), String> {
     found.ok_or("there is no such function")?.1.map_err(str::to_owned)
 }
 
+/// The cases that a test says it is about: the numbers behind `Case` or `Cases` in what stands above it.
+fn cases(text: &str, name: &str) -> BTreeSet<u32> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let at = lines.iter().position(|line| line.contains(&format!("fn {name}("))).unwrap();
+    let above = lines[..at].iter().rev().take_while(|line| line.starts_with('#') || line.starts_with("///"));
+    let mut said: Vec<&str> = above.filter_map(|line| line.strip_prefix("///")).collect();
+    said.reverse();
+    let (said, mut found, mut counts) = (said.join(" "), BTreeSet::new(), false);
+    for word in said.split_whitespace() {
+        let number = word.trim_end_matches(|letter: char| !letter.is_ascii_digit()).parse::<u32>().ok();
+        found.extend(number.filter(|_| counts));
+        counts = word.starts_with("Case") || counts && (number.is_some() || word == "and");
+    }
+    found
+}
+
+#[test]
+fn the_cases_of_a_test_are_what_it_says() {
+    let text = "/// Cases 17, 18 and 26: of 3 kinds.\n#[test]\nfn one() {\n\n/// Nobody has 5. Case\n/// 12.\nfn two() {\n";
+    assert_eq!(cases(text, "one"), [17, 18, 26].into());
+    assert_eq!(cases(text, "two"), [12].into());
+}
+
 #[test]
 fn what_is_no_test_is_noticed() {
     let text = "#[test]\nfn one() {\n\n/// Words.\n#[tokio::test(start_paused = true)]\n#[cfg(unix)]\nasync fn two() {\n\
@@ -63,11 +91,15 @@ fn every_case_has_tests_that_are_there() {
         rows.filter(|row| row[0].parse::<u32>().is_ok()).collect()
     };
     let (mut wrong, mut numbers) = (Vec::new(), BTreeSet::new());
+    let mut rows_of = BTreeMap::<String, BTreeSet<u32>>::new();
     for row in rows(table) {
         assert_eq!(row.len(), 5, "{row:?}");
         assert!(row.iter().all(|cell| !cell.is_empty()), "{row:?}");
         assert!(numbers.insert(row[0].parse::<u32>().unwrap()), "{} is there twice", row[0]);
         let named: Vec<&str> = row[3].split('`').filter(|word| word.contains("::")).collect();
+        for named in &named {
+            rows_of.entry((*named).to_owned()).or_default().insert(row[0].parse().unwrap());
+        }
         // One row is about what the program does not speak.
         let is_tried = named.iter().any(|named| named.starts_with("refd/tests/run/"));
         assert!(!named.is_empty() && (is_tried || row[0] == "23"), "{row:?}");
@@ -87,9 +119,16 @@ fn every_case_has_tests_that_are_there() {
         let module = format!("mod {};", name.strip_suffix(".rs").unwrap());
         assert!(suite.lines().any(|line| line == module), "{name} is no part of the suite");
         for (test, is_test) in functions(&text).into_iter().filter(|_| name != "table.rs") {
-            let named = format!("`refd/tests/run/abuse/{name}::{test}`");
+            let named = format!("refd/tests/run/abuse/{name}::{test}");
             assert!(is_test != Err("it does not run"), "{named} does not run");
-            assert!(is_test.is_err() || table.contains(&named), "{named} is in no row");
+            if is_test.is_ok() {
+                let rows = rows_of.get(&named).unwrap_or_else(|| panic!("{named} is in no row"));
+                assert_eq!(
+                    *rows,
+                    cases(&text, test),
+                    "{named}: the rows it is in, and the cases that it says"
+                );
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! a later node may say more, and an earlier one still understands the rest. What is known is checked in full.
 
 use bytes::Bytes;
-use minicbor::{Decoder, Encoder};
+use minicbor::Decoder;
 
 use super::{
     super::cbor::{self, CborFault},
@@ -122,24 +122,18 @@ impl Hello {
     pub const FRAME_BYTES_LEAST: u32 = (HEADER_BYTES + CHUNK_BYTES) as u32;
 
     /// The payload of a HELLO.
-    ///
-    /// # Panics
-    /// Never: writing to memory does not fail.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut cbor = Encoder::new(Vec::with_capacity(32));
-        let versions = &self.versions;
-        let mut write = || {
-            cbor.map(4)?.u64(KEY_VERSIONS)?.array(versions.len() as u64)?;
-            for version in versions {
+        let payload = cbor::encode(32, |cbor| {
+            cbor.map(4)?.u64(KEY_VERSIONS)?.array(self.versions.len() as u64)?;
+            for version in &self.versions {
                 cbor.u16(*version)?;
             }
             cbor.u64(KEY_FRAME_BYTES_MAX)?.u32(self.frame_bytes_max)?;
             cbor.u64(KEY_INFLIGHT_MAX)?.u32(self.inflight_max)?;
             cbor.u64(KEY_FEATURES)?.u64(self.features)?.ok()
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer().into()
+        });
+        payload.into()
     }
 
     /// Reads the payload of a HELLO.

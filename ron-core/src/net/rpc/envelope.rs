@@ -196,26 +196,21 @@ impl Control {
 
 impl Fault {
     /// The payload of the answer that says it.
-    ///
-    /// # Panics
-    /// Never: writing to memory does not fail.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let mut end = self.reason.len().min(REASON_BYTES_MAX);
         while !self.reason.is_char_boundary(end) {
             end -= 1;
         }
-        let mut cbor = Encoder::new(Vec::with_capacity(16 + end));
         let retry_ms = self.retry_after.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));
-        let mut write = || {
+        let payload = cbor::encode(16 + end, |cbor| {
             cbor.map(if retry_ms.is_some() { 2 } else { 1 })?.u64(0)?.str(&self.reason[..end])?;
             if let Some(retry_ms) = retry_ms {
                 cbor.u64(1)?.u64(retry_ms)?;
             }
             cbor.ok()
-        };
-        write().expect("writing to memory does not fail");
-        cbor.into_writer().into()
+        });
+        payload.into()
     }
 
     /// What a refusal with `code` says. A payload that is not an explanation explains nothing: the code is enough.
