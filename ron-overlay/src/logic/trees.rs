@@ -554,7 +554,13 @@ impl Trees {
                 .min(DISTANCE_MAX)
         };
         let open = || tree.heard.iter().filter(|(_, heard)| !heard.is_child);
-        let Some(newest) = open().map(|(_, heard)| heard.round).max() else { return };
+        let Some(newest) = open().map(|(_, heard)| heard.round).max() else {
+            // Whoever was waited for has gone or is below us, and a moment that has passed would be one to wake at for ever.
+            if let Some(tree) = self.trees.get_mut(&root) {
+                tree.held_until = None;
+            }
+            return;
+        };
         let parent = tree.parent.and_then(|parent| Some((parent, *tree.heard.get(&parent)?)));
         let is_next = newest > tree.round;
         if is_next && parent.is_some_and(|(_, heard)| heard.round < newest) {
@@ -674,6 +680,8 @@ impl Tree {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const ROOT: NodeId = node(9);
@@ -743,6 +751,21 @@ mod tests {
         trees.on_beacon(node(2), beacon(3, 12), ms(6000));
         trees.on_tick(ms(6100));
         assert_eq!(trees.parent(&ROOT), Some(node(2)));
+    }
+
+    /// A parent was behind and got a moment; before that was over, it and whoever was ahead had gone. There was nobody to
+    /// decide for, so the moment stayed: a node that slept until it was over woke at once, again and again, for as long as
+    /// the tree was remembered. A simulated network stood still there.
+    #[test]
+    fn a_moment_for_a_parent_ends_also_when_there_is_nobody_left_to_choose() {
+        let mut trees = trees(&[(1, 10), (2, 10)]);
+        trees.on_beacon(node(1), beacon(1, 10), ms(0));
+        trees.on_beacon(node(2), beacon(2, 12), ms(3000));
+        trees.on_link_down(node(2), ms(3010));
+        trees.on_link_down(node(1), ms(3020));
+        assert_eq!(trees.parent(&ROOT), None);
+        trees.on_tick(ms(3100));
+        assert!(trees.wake_at() > Some(ms(3100)), "{:?}", trees.wake_at());
     }
 
     #[test]
@@ -935,5 +958,62 @@ mod tests {
         }
         assert!(together >= 9 && apart <= 3, "{together} together, {apart} apart");
         assert!((10..=12).contains(&own), "{own} rounds in 30 s");
+    }
+
+    #[derive(Debug, Clone)]
+    enum Happens {
+        Up(u8),
+        Down(u8),
+        Said { from: u8, root: u8, round: u32, distance: u32, is_parent: bool },
+        Retracted { from: u8, root: u8, round: u32 },
+        Published,
+        Missed(u8, u8),
+        Passes(u64),
+    }
+
+    fn happens() -> impl Strategy<Value = Happens> {
+        let (peer, root, round) = (1..4_u8, 6..8_u8, 1..6_u32);
+        prop_oneof![
+            1 => peer.clone().prop_map(Happens::Up),
+            3 => peer.clone().prop_map(Happens::Down),
+            6 => (peer.clone(), root.clone(), round.clone(), 0..50_u32, any::<bool>()).prop_map(
+                |(from, root, round, distance, is_parent)| Happens::Said { from, root, round, distance, is_parent }
+            ),
+            1 => (peer.clone(), root.clone(), round)
+                .prop_map(|(from, root, round)| Happens::Retracted { from, root, round }),
+            1 => Just(Happens::Published),
+            1 => (root, peer).prop_map(|(root, peer)| Happens::Missed(root, peer)),
+            4 => prop_oneof![0..120_u64, 0..4000_u64].prop_map(Happens::Passes),
+        ]
+    }
+
+    proptest! {
+        /// Whoever sleeps until the trees care about the time has nothing to do there twice.
+        #[test]
+        fn nobody_is_woken_for_what_has_passed(all in proptest::collection::vec(happens(), 1..80)) {
+            let (mut trees, mut now) = (trees(&[(1, 10), (2, 10), (3, 30)]), ms(0));
+            for what in all {
+                match what {
+                    Happens::Up(peer) => trees.on_link_up(node(peer), now),
+                    Happens::Down(peer) => trees.on_link_down(node(peer), now),
+                    Happens::Said { from, root, round, distance, is_parent } => {
+                        let said = Beacon { root: node(root), is_parent, ..beacon(round, distance) };
+                        trees.on_beacon(node(from), said, now);
+                    }
+                    Happens::Retracted { from, root, round } => {
+                        let said = Beacon { root: node(root), distance: RETRACTED, ..beacon(round, 0) };
+                        trees.on_beacon(node(from), said, now);
+                    }
+                    Happens::Published => trees.on_publish(now),
+                    Happens::Missed(root, peer) => trees.on_miss(&node(root), &node(peer), now),
+                    Happens::Passes(time) => now += ms(time),
+                }
+                // A tree that keeps step with another is told of in the tick after.
+                for _ in 0..3 {
+                    trees.on_tick(now);
+                }
+                prop_assert!(trees.wake_at().is_none_or(|at| at > now), "{trees:?}");
+            }
+        }
     }
 }
