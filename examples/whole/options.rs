@@ -264,6 +264,8 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 8009 --nodes 20 --minutes 10",
     "--seed 8017 --nodes 20 --minutes 10",
     "--seed 9004 --nodes 20 --minutes 10",
+    "--seed 9008 --nodes 20 --minutes 10",
+    "--seed 9081 --nodes 20 --minutes 10",
 ];
 
 /// What may be said besides `--regressions`.

@@ -198,8 +198,15 @@ fn has_cause(host: &Host, gate: &GateStatus, calm: &Calm) -> bool {
         let queues = host.supervisor.metrics().queues();
         return queues.iter().any(|queue| queue.name == gate.name && queue.depth > 0);
     }
-    let needs_others =
-        ["dht.seeds", "dht.buckets", "overlay.", "registry.following", "storage.keeping", "index."];
+    let needs_others = [
+        "dht.seeds",
+        "dht.buckets",
+        "dht.peers",
+        "overlay.",
+        "registry.following",
+        "storage.keeping",
+        "index.",
+    ];
     if needs_others.iter().any(|name| gate.name.starts_with(name)) {
         return !(was_long(TOGETHER) && calm.has_been_everywhere(now - TOGETHER));
     }

@@ -1,6 +1,6 @@
 //! Finding the network and keeping up with it: the seeds, readiness, refreshing the table, asking whether peers are there.
 
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{borrow::Cow, ops::ControlFlow, sync::Arc, time::Duration};
 
 use ron_core::{BackoffPolicy, Deadline, ReadyGate, Restart, Stop, TaskSpec, now};
 
@@ -128,10 +128,12 @@ pub(crate) async fn bootstrap(
     }
 }
 
-/// The two gates of readiness.
+/// The gates of readiness that say whether there is anybody to ask.
 pub(crate) struct Gates {
     pub(crate) seeds: ReadyGate,
     pub(crate) buckets: ReadyGate,
+    /// Asked whenever readiness is: the others are looked at every half minute, and who has just been cut off refuses at once.
+    pub(crate) _peers: ReadyGate,
 }
 
 impl Gates {
@@ -165,6 +167,12 @@ impl Gates {
 }
 
 impl Node {
+    /// Why there is nobody to ask, for a node that was `given` seeds to wait for.
+    pub(crate) fn lacks_peers(&self, given: usize) -> Option<Cow<'static, str>> {
+        let is_alone = self.settings().seeds_required.min(given) > 0 && self.buckets.filled() == 0;
+        is_alone.then(|| "no peer answers".into())
+    }
+
     /// Returns when there is somebody in the table: others may come to a node that is alone.
     async fn somebody_comes(&self) {
         while self.buckets.filled() == 0 {

@@ -199,9 +199,11 @@ impl Builder {
         let spec = PoolSpec { lane: work, task: LOOKUP, workers };
         let pool = Pool::start(&group, spec, |job: Job, _| job());
         let ready = supervisor.ready();
+        let (asked, given) = (Arc::downgrade(&node), seeds.len());
         let gates = Arc::new(Gates {
             seeds: ready.gate("dht.seeds", Affects::Reads),
             buckets: ready.gate("dht.buckets", Affects::Reads),
+            _peers: ready.probe("dht.peers", Affects::Reads, move || asked.upgrade()?.lacks_peers(given)),
         });
         let whole = node.keeping.whole();
         let lacks = move || (!*whole.load()).then_some("waits for a disk that takes everything again".into());

@@ -33,12 +33,12 @@ pub enum DhtError {
         /// What was being done.
         op: &'static str,
     },
-    /// Nobody to ask: no other node is known yet (`dht.seeds`), all that are known are silent (`dht.buckets`), or the node
+    /// Nobody to ask: no other node is known yet (`dht.seeds`), all that are known are silent (`dht.peers`), or the node
     /// is stopping (`dht tasks`). The first node of a network, without seeds, says so until another comes, though it counts
     /// as ready: it has nobody to wait for. [`Dht::joined`](crate::Dht::joined) waits.
     #[error("not ready, {} ({gate})", match *.gate {
         "dht.seeds" => "no peer is known",
-        "dht.buckets" => "no peer that is known answers",
+        "dht.peers" => "no peer that is known answers",
         _ => "stopping",
     })]
     NotReady {

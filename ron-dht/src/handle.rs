@@ -434,7 +434,7 @@ impl Dht {
     fn why_not_joined(&self) -> &'static str {
         match (self.node.buckets.filled(), self.node.buckets.peers().is_empty()) {
             (0, true) => "join (no seed has answered and nobody has come; see dht.seeds in ready())",
-            (0, false) => "join (no peer that is known answers; see dht.seeds in ready())",
+            (0, false) => "join (no peer that is known answers; see dht.peers in ready())",
             _ => "join (the table is not filled yet; see dht.buckets in ready())",
         }
     }
@@ -500,7 +500,7 @@ impl Dht {
     fn check_ready(&self) -> Result<(), DhtError> {
         let (phase, gate) = match self.group.phase() {
             Phase::Running if self.node.buckets.filled() > 0 => return Ok(()),
-            Phase::Running if !self.node.buckets.peers().is_empty() => ("bootstrap", "dht.buckets"),
+            Phase::Running if !self.node.buckets.peers().is_empty() => ("bootstrap", "dht.peers"),
             Phase::Running => ("bootstrap", "dht.seeds"),
             Phase::Draining => ("drain", "dht tasks"),
             _ => return Err(DhtError::Canceled),

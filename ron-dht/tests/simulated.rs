@@ -298,8 +298,8 @@ async fn readiness_tells_of_a_cut_and_of_its_end() {
     assert!(!cut_off.ready().reads, "{:?} {:?}", cut_off.ready(), cut_off.peers());
     let refused = cut_off.find_node(net.id(9), within(5)).await.unwrap_err();
     // Peers are known, and none of them answers.
-    assert_eq!(refused, DhtError::NotReady { gate: "dht.buckets" });
-    assert_eq!(refused.to_string(), "not ready, no peer that is known answers (dht.buckets)");
+    assert_eq!(refused, DhtError::NotReady { gate: "dht.peers" });
+    assert_eq!(refused.to_string(), "not ready, no peer that is known answers (dht.peers)");
 
     net.net().heal();
     tokio::time::sleep(Duration::from_secs(120)).await;

@@ -478,10 +478,13 @@ async fn whoever_was_cut_off_from_a_few_finds_them_again() {
         searches += 1;
         assert!(searches < 50, "it is silent by now");
     }
-    let alone = Err(DhtError::NotReady { gate: "dht.buckets" });
+    let alone = Err(DhtError::NotReady { gate: "dht.peers" });
     assert_eq!(dht.find_node(key(1), soon()).await.map(drop), alone);
+    // At once, and not when the node looks next.
+    assert!(!dht.ready().reads, "{:?}", dht.ready());
     machines.net.heal();
     tokio::time::sleep(90 * SECOND).await;
+    assert!(dht.ready().reads, "{:?}", dht.ready());
     let found = dht.find_node(key(1), soon()).await.unwrap();
     assert_eq!(found.peers.len(), 1);
     machines.stop().await;
