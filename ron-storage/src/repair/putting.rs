@@ -186,12 +186,8 @@ impl Keeping {
         let key = owner.public_key();
         loop {
             let known = store.claims(&object.0).into_iter().find(|claim| claim.owner == key);
-            // The same again is not news, but it may not be written yet.
-            if let Some(known) = known.as_ref().filter(|known| known.word == word) {
-                store.claim(known.clone().trusted(), manifest, deadline).await?;
-                return Ok(known.version);
-            }
-            // At least the clock: a later word wins also where it is said by a node that has not heard the one before.
+            // At least the clock: a later word wins also where it is said by a node that has not heard the one before. So the same
+            // word again is a later one, too: another may have been said meanwhile that is not known here.
             let version = match known {
                 Some(known) => {
                     known.version.checked_add(1).ok_or(ClaimError::OutOfRange { what: "version" })?

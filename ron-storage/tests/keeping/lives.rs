@@ -19,7 +19,7 @@ use ron_storage::{
     repair::{Ack, Health, KeepingEvent, KeepingSettings},
 };
 
-use crate::world::{GRACE, MINUTE, World, content, identity, name, settle, soon};
+use crate::world::{GRACE, MINUTE, World, content, identity, ip, name, settle, soon};
 
 #[tokio::test(start_paused = true)]
 async fn copies_come_back_after_a_node_dies_and_extra_ones_go_when_it_returns() {
@@ -504,6 +504,30 @@ async fn what_was_just_deleted_elsewhere_is_not_found() {
     let asking = world.node((holder + 2) % 3);
     let brought = asking.keeping.bring(id, soon()).await;
     assert!(matches!(brought, Err(StorageError::NotFound { .. })), "{brought:?}");
+}
+
+/// An object that is put again as before, by a node that has not heard that its owner wanted it otherwise meanwhile. The word from before
+/// was taken for this one: the put was acknowledged, and what was said before it held.
+#[tokio::test(start_paused = true)]
+async fn what_is_put_again_is_as_it_was_put_last() {
+    let world = World::new(3).await;
+    settle().await;
+    let owner = identity(100);
+    let put = |ack| world.node(0).keeping.put(content(1000, 1), Policy::Copies(2), &owner, ack, soon());
+    let id = put(Ack::Copies(2)).await.unwrap().id;
+    tokio::time::sleep(MINUTE).await;
+    world.net.partition(&[ip(0)], &[ip(1), ip(2)]);
+    let changed = world.node(1).keeping.set_policy(id, Policy::Copies(3), &owner, soon()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let again = put(Ack::Local).await.unwrap().version;
+    assert!(again > changed, "{again} {changed}");
+    world.net.heal();
+    tokio::time::sleep(MINUTE * 5).await;
+    for number in 0..3 {
+        let standing = world.node(number).store.standing(&id);
+        assert!(matches!(&standing, Standing::Live(wanted) if wanted.copies == 2), "{number}: {standing:?}");
+    }
+    world.end().await;
 }
 
 /// What was put was not counted for up to a second, and then as what it should be before anybody had looked: who asked in between was
