@@ -5,6 +5,11 @@
 //! converge. Checkers hold what happens against what was promised; the same seed is the same run, so that a failure is
 //! replayed and narrowed by hand. `--help` says how, `seeds.md` what was found that way.
 
+/// Prints a line. See [`report::tell`].
+macro_rules! tell {
+    ($($what:tt)*) => { $crate::report::tell(format_args!($($what)*)) };
+}
+
 mod faults;
 mod hostile;
 mod kept;
@@ -21,7 +26,13 @@ mod users;
 mod verdict;
 mod watch;
 
-use std::{collections::BTreeMap, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use ron_core::{
     Ratio, Supervisor,
@@ -64,7 +75,8 @@ struct Report {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
-        println!("{USAGE}");
+        // Whoever reads only the beginning of it has what they wanted.
+        let _ = writeln!(io::stdout(), "{USAGE}");
         return ExitCode::SUCCESS;
     }
     let asked = options::parse(arguments.into_iter()).and_then(|asked| Ok((asked.runs()?, asked)));
@@ -105,14 +117,14 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     if runs.len() == 1 {
         return failed.is_empty();
     }
-    println!();
+    tell!("");
     for (fault, (happened, withheld)) in &faults {
-        println!("  {happened:>9}  in all: {} ({withheld} withheld)", fault.name());
+        tell!("  {happened:>9}  in all: {} ({withheld} withheld)", fault.name());
     }
     for options in &failed {
-        println!("failed: whole {options}");
+        tell!("failed: whole {options}");
     }
-    println!("{} of {} seeds failed", failed.len(), runs.len());
+    tell!("{} of {} seeds failed", failed.len(), runs.len());
     // What goes wrong in none of many short runs was never tried.
     let trouble = |fault: &Fault| -> Duration {
         runs.iter().filter(|options| options.faults.contains(fault)).map(Options::trouble).sum()
@@ -123,7 +135,7 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
         never.extend(lies.into_iter().filter(|(_, heard)| *heard == 0).map(|(lie, _)| lie));
     }
     if !never.is_empty() {
-        println!("never happened: {}", never.join(", "));
+        tell!("never happened: {}", never.join(", "));
     }
     failed.is_empty() && never.is_empty()
 }
@@ -134,37 +146,37 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     reason = "how long the run takes is told by the clock of the machine, which is not paused"
 )]
 fn try_seed(options: &Options, twice: bool, memory: &mut Memory) -> (bool, Seen) {
-    println!("whole {options}");
+    tell!("whole {options}");
     let began = std::time::Instant::now();
     memory.begin();
     let report = run(options);
     let took = began.elapsed();
     let Report { trace, events, seen, .. } = &report;
     let again = format!("again with: cargo run --release --example whole -- {options}");
-    println!("{:.1} s, {events} events, trace {}", took.as_secs_f64(), &trace[..16]);
+    tell!("{:.1} s, {events} events, trace {}", took.as_secs_f64(), &trace[..16]);
     report::print(&report);
     let mut is_well = seen.broken_count == 0;
     if !is_well {
         report::print_broken(seen);
         let (count, kinds) = (seen.broken_count, seen.broken.len());
-        println!("{count} promises were broken, of {kinds} kinds, each told above as BROKEN; {again}");
+        tell!("{count} promises were broken, of {kinds} kinds, each told above as BROKEN; {again}");
     }
     // Not a part of what is compared.
     let mut is_bounded = report::print_memory(memory, options.nodes);
     if is_well && twice {
         memory.begin();
         if run(options) != report {
-            println!("the same seed gave another run: whole {options}");
+            tell!("the same seed gave another run: whole {options}");
             is_well = false;
         }
         is_bounded &= report::print_memory(memory, options.nodes);
     }
     if !is_bounded {
-        println!("BROKEN the run takes more memory than its nodes may, or keeps it; {again}");
+        tell!("BROKEN the run takes more memory than its nodes may, or keeps it; {again}");
         is_well = false;
     }
     if is_well {
-        println!("every promise was kept{}", if twice { ", twice the same" } else { "" });
+        tell!("every promise was kept{}", if twice { ", twice the same" } else { "" });
     }
     (is_well, report.seen)
 }
@@ -179,7 +191,7 @@ fn plants(asked: &Asked) -> bool {
         let found = seeds.into_iter().zip(1..).find_map(|(seed, tried)| {
             let options = Options { seed, plant: None, ..asked.options.clone() };
             if !*clean.entry(seed).or_insert_with(|| run(&options).seen.broken_count == 0) {
-                println!("a promise is broken with nothing planted: whole {options}");
+                tell!("a promise is broken with nothing planted: whole {options}");
                 all = false;
                 return None;
             }
@@ -189,10 +201,10 @@ fn plants(asked: &Asked) -> bool {
         });
         match found {
             Some((tried, options, noticed)) => {
-                println!("{}: noticed by seed {tried}, whole {options}: {noticed}", plant.name());
+                tell!("{}: noticed by seed {tried}, whole {options}: {noticed}", plant.name());
             }
             None => {
-                println!("{}: nobody noticed", plant.name());
+                tell!("{}: nobody noticed", plant.name());
                 all = false;
             }
         }

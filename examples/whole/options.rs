@@ -336,7 +336,7 @@ everybody, a power cut of all, and everything again. Servers have the numbers fr
 A promise that is broken is printed as BROKEN, with the virtual time, once for each kind of it. To find what led there: halve --until while
 it still breaks, take faults away with --without, and read what is left with --log.
 
-Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense.";
+Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense, 141 whoever read this has gone before the end.";
 
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Box<dyn Error>> {
     let options = Options {

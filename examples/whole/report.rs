@@ -3,6 +3,12 @@
 //! A line of a group is how often, and what. A run is judged by its last line, by its exit code, and by the lines that begin with
 //! `BROKEN`, one for each kind of promise that was broken, printed when the first of its kind is.
 
+use std::{
+    fmt,
+    io::{self, ErrorKind, Write as _},
+    process,
+};
+
 use crate::{
     Report,
     options::CLIENTS,
@@ -74,6 +80,18 @@ const GROUPS: &[Group] = &[
     Group("lies: what the lying peer said; what is unheard met nobody who listened", &["lie"]),
 ];
 
+/// What the program ends with when whoever reads what it says has gone: as a shell tells of one whom the signal for that ended.
+const UNREAD: i32 = 128 + 13;
+
+/// Prints a line. When nobody reads any more the program ends, without a word and without having kept or broken a promise: what would
+/// come of the run is for nobody.
+pub(crate) fn tell(what: fmt::Arguments<'_>) {
+    match writeln!(io::stdout(), "{what}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(UNREAD),
+        written => written.expect("standard output takes what is printed"),
+    }
+}
+
 /// Everything about a run that is the same whenever it is repeated, but the promises that were broken.
 pub(crate) fn print(report: &Report) {
     let Seen { counts, refusals, .. } = &report.seen;
@@ -84,26 +102,24 @@ pub(crate) fn print(report: &Report) {
     }
     for (Group(heading, _), counts) in GROUPS.iter().zip(&groups) {
         if !counts.is_empty() {
-            println!("{heading}");
+            tell!("{heading}");
         }
-        counts.iter().for_each(|(what, times)| println!("  {times:>9}  {what}"));
+        counts.iter().for_each(|(what, times)| tell!("  {times:>9}  {what}"));
     }
-    println!(
+    tell!(
         "refused: calls that were answered with a reason and not done, by what the caller is told about it"
     );
     for ((what, kind), times) in refusals {
-        println!("  {times:>9}  refused: {what}, {kind}");
+        tell!("  {times:>9}  refused: {what}, {kind}");
     }
     print_levels(&report.seen);
-    println!(
-        "promises: how often each checker held what it saw against what was promised, and found it kept"
-    );
+    tell!("promises: how often each checker held what it saw against what was promised, and found it kept");
     for (checker, what) in CHECKERS {
-        println!("  {:>9}  {checker}: {what}", report.seen.kept.get(*checker).unwrap_or(&0));
+        tell!("  {:>9}  {checker}: {what}", report.seen.kept.get(*checker).unwrap_or(&0));
     }
     match report.converged {
-        Some(time) => println!("everything was as it should be {time:?} after the last trouble"),
-        None => println!("not everything became as it should be"),
+        Some(time) => tell!("everything was as it should be {time:?} after the last trouble"),
+        None => tell!("not everything became as it should be"),
     }
 }
 
@@ -111,16 +127,16 @@ pub(crate) fn print(report: &Report) {
 fn print_levels(seen: &Seen) {
     let mut queues: Vec<_> = seen.queues.iter().filter(|(_, level)| level.used > 0).collect();
     queues.sort_by(|(_, one), (_, other)| other.share().total_cmp(&one.share()));
-    println!(
+    tell!(
         "queues: the fullest of {}; the most that waited at once on any node, of how much may",
         seen.queues.len()
     );
     for (name, level) in queues.iter().take(QUEUES) {
-        println!("  {:>9}  of {}: {name}", level.used, level.max);
+        tell!("  {:>9}  of {}: {name}", level.used, level.max);
     }
-    println!("bounded: what a node may hold at most; the most that any held, of how much it may");
+    tell!("bounded: what a node may hold at most; the most that any held, of how much it may");
     for (name, level) in &seen.levels {
-        println!("  {:>9}  of {}: {name}", level.used, level.max);
+        tell!("  {:>9}  of {}: {name}", level.used, level.max);
     }
 }
 
@@ -128,19 +144,19 @@ fn print_levels(seen: &Seen) {
 /// its own. Says whether that is no more than so many nodes may take, and whether what runs leave behind stays as it is.
 pub(crate) fn print_memory(memory: &mut Memory, nodes: u8) -> bool {
     let Some((after, peak)) = watch::process_memory() else {
-        println!("memory: the system does not tell");
+        tell!("memory: the system does not tell");
         return true;
     };
     let most = watch::memory_max(nodes + CLIENTS + 1);
     let took = memory.before.map(|before| peak.saturating_sub(before));
     match took {
-        Some(took) => println!("memory: {} MB at most, of {} that it may take", took >> 20, most >> 20),
-        None => println!("memory: not measured, as the system does not forget what was taken before"),
+        Some(took) => tell!("memory: {} MB at most, of {} that it may take", took >> 20, most >> 20),
+        None => tell!("memory: not measured, as the system does not forget what was taken before"),
     }
     // The first leaves what is kept for the next.
     let first = *memory.left.get_or_insert(after);
     let grown = after.saturating_sub(first);
-    println!("memory: {} MB are left, {} more than after the first run", after >> 20, grown >> 20);
+    tell!("memory: {} MB are left, {} more than after the first run", after >> 20, grown >> 20);
     took.is_none_or(|took| took <= most) && grown <= most / 2
 }
 
@@ -162,6 +178,6 @@ impl Memory {
 pub(crate) fn print_broken(seen: &Seen) {
     for broken in seen.broken.iter().filter(|broken| broken.times > 1) {
         let (first, last) = (broken.first.as_secs_f64(), broken.last.as_secs_f64());
-        println!("broken at {first:8.2} s, {} times in such words, and last at {last:.2} s", broken.times);
+        tell!("broken at {first:8.2} s, {} times in such words, and last at {last:.2} s", broken.times);
     }
 }

@@ -307,7 +307,7 @@ impl Verdict {
             drop(state);
             return self.say_all(line);
         }
-        println!("{}", line());
+        tell!("{}", line());
         if state.broken.len() < KINDS {
             state.broken.push(Broken { what, kind, times: 1, first: at, last: at });
         }
@@ -362,14 +362,14 @@ impl Verdict {
     /// For whoever narrows a failure: what is done to the nodes, and what they miss.
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
         if self.log >= Log::Faults {
-            println!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
+            tell!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
         }
     }
 
     /// What there is much of: every refusal.
     pub(crate) fn say_all(&self, what: impl FnOnce() -> String) {
         if self.log >= Log::All {
-            println!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
+            tell!("{:8.2} s: {}", self.elapsed().as_secs_f64(), what());
         }
     }
 
