@@ -214,7 +214,9 @@ fn plants(asked: &Asked) -> bool {
 
 fn run(options: &Options) -> Report {
     let _planted = options.plant.map(Plant::plant);
-    Sim::run_seed(options.seed, async |sim| scenario(sim, options).await)
+    let report = Sim::run_seed(options.seed, async |sim| scenario(sim, options).await);
+    report::progress_ends();
+    report
 }
 
 async fn scenario(sim: &mut Sim, options: &Options) -> Report {

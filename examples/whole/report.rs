@@ -5,8 +5,10 @@
 
 use std::{
     fmt,
-    io::{self, ErrorKind, Write as _},
+    io::{self, ErrorKind, IsTerminal as _, Write as _},
     process,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use crate::{
@@ -86,9 +88,31 @@ const UNREAD: i32 = 128 + 13;
 /// Prints a line. When nobody reads any more the program ends, without a word and without having kept or broken a promise: what would
 /// come of the run is for nobody.
 pub(crate) fn tell(what: fmt::Arguments<'_>) {
+    progress_ends();
     match writeln!(io::stdout(), "{what}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(UNREAD),
         written => written.expect("standard output takes what is printed"),
+    }
+}
+
+/// Whether the last line of the terminal tells how far a run is.
+static HAS_PROGRESS: AtomicBool = AtomicBool::new(false);
+
+/// Says how far a run is, for whoever sits before a terminal: it takes the better part of a minute, and says nothing meanwhile.
+pub(crate) fn progress(elapsed: Duration) {
+    let terminal = io::stderr();
+    if terminal.is_terminal() {
+        HAS_PROGRESS.store(true, Ordering::Relaxed);
+        let (minutes, seconds) = (elapsed.as_secs() / 60, elapsed.as_secs() % 60);
+        // A terminal that is gone is told nothing.
+        let _ = write!(&terminal, "\r{minutes} min {seconds:02} s of virtual time done ");
+    }
+}
+
+/// Whatever comes next begins a line.
+pub(crate) fn progress_ends() {
+    if HAS_PROGRESS.swap(false, Ordering::Relaxed) {
+        let _ = write!(io::stderr(), "\r\x1b[K");
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::{
     kept::Pieces,
     node::{Host, Hosts, RESERVE, keeping_settings},
+    report,
     verdict::Verdict,
 };
 
@@ -138,6 +139,9 @@ pub(crate) async fn watch(hosts: Hosts, calm: Calm, verdict: Verdict) {
             hosts.all().iter().for_each(|host| look_at_queues(host, &verdict));
         }
         hosts.all().iter().for_each(|host| look(host, &calm, &verdict));
+        if verdict.elapsed().as_secs() % 10 == 0 {
+            report::progress(verdict.elapsed());
+        }
     }
 }
 
