@@ -158,8 +158,7 @@ fn try_seed(options: &Options, twice: bool, memory: &mut Memory) -> (bool, Seen)
     let mut is_well = seen.broken_count == 0;
     if !is_well {
         report::print_broken(seen);
-        let (count, kinds) = (seen.broken_count, seen.broken.len());
-        tell!("{count} promises were broken, of {kinds} kinds, each told above as BROKEN; {again}");
+        tell!("{again}");
     }
     // Not a part of what is compared.
     let mut is_bounded = report::print_memory(memory, options.nodes);
@@ -172,7 +171,7 @@ fn try_seed(options: &Options, twice: bool, memory: &mut Memory) -> (bool, Seen)
         is_bounded &= report::print_memory(memory, options.nodes);
     }
     if !is_bounded {
-        tell!("BROKEN the run takes more memory than its nodes may, or keeps it; {again}");
+        tell!("BROKEN memory: the run takes more than its nodes may, or keeps it; {again}");
         is_well = false;
     }
     if is_well {
@@ -196,12 +195,13 @@ fn plants(asked: &Asked) -> bool {
                 return None;
             }
             let options = Options { plant: Some(plant), ..options };
-            let noticed = run(&options).seen.broken_as(plant.noticed_by())?.what.clone();
-            Some((tried, options, noticed))
+            let seen = run(&options).seen;
+            let noticed = seen.broken_as(plant.noticed_by())?;
+            Some((tried, options, format!("{}: {}", noticed.by, noticed.what)))
         });
         match found {
             Some((tried, options, noticed)) => {
-                tell!("{}: noticed by seed {tried}, whole {options}: {noticed}", plant.name());
+                tell!("{}: noticed by seed {tried}, whole {options}, by {noticed}", plant.name());
             }
             None => {
                 tell!("{}: nobody noticed", plant.name());
@@ -285,7 +285,7 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
     // Of what nobody has done nothing is known. A rule that is broken on purpose may end a run early.
     if options.plant.is_none() {
         for what in checkers.verdict.seen().too_seldom(options) {
-            checkers.verdict.broken(what);
+            checkers.verdict.broken_by("verdict", what);
         }
     }
     let (trace, events) = (sim.net().trace().to_string(), sim.net().events());

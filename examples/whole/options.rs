@@ -333,8 +333,8 @@ WHAT IS SAID
 A run: 40 s in which all find each other, M minutes of trouble, peace until everything is as it should be (600 s at most), new work for
 everybody, a power cut of all, and everything again. Servers have the numbers from 0 to K-1, the two clients K and K+1, the liar K+2.
 
-A promise that is broken is printed as BROKEN, with the virtual time, once for each kind of it. To find what led there: halve --until while
-it still breaks, take faults away with --without, and read what is left with --log.
+A promise that is broken is printed as BROKEN, with the checker that noticed and the virtual time, once for each kind of it. To find what led
+there: halve --until while it still breaks, take faults away with --without, and read what is left with --log.
 
 Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense, 141 whoever read this has gone before the end.";
 

@@ -46,29 +46,29 @@ pub(crate) async fn converge(
             return Some(took);
         }
         if took >= CONVERGENCE {
-            for what in missing.iter().take(10) {
-                verdict.broken(format!("{what}, {} s after {since}", CONVERGENCE.as_secs()));
+            for (checker, what) in missing.iter().take(10) {
+                verdict.broken_by(checker, format!("{what}, {} s after {since}", CONVERGENCE.as_secs()));
             }
             return None;
         }
     }
 }
 
-/// What is not yet as it should be.
-async fn unsettled(checkers: &Checkers, nodes: u8) -> Vec<String> {
+/// What is not yet as it should be, and the checker that says so.
+async fn unsettled(checkers: &Checkers, nodes: u8) -> Vec<(&'static str, String)> {
     let hosts = checkers.hosts.all();
-    let mut missing: Vec<String> = (0..nodes + CLIENTS + 1)
-        .filter(|number| hosts.iter().all(|host| host.number != *number))
-        .map(|number| match checkers.verdict.why_not_started(number) {
+    let away = (0..nodes + CLIENTS + 1).filter(|number| hosts.iter().all(|host| host.number != *number)).map(
+        |number| match checkers.verdict.why_not_started(number) {
             Some(why) => format!("{number} is not there, and does not start: {why}"),
             None => format!("{number} is not there"),
-        })
-        .collect();
-    missing.extend(hosts.iter().flat_map(watch::closed));
-    missing.extend(checkers.names.missing());
-    missing.extend(checkers.news.missing());
-    missing.extend(checkers.shared.missing().await);
-    if let Some(first) = missing.first() {
+        },
+    );
+    let mut missing: Vec<_> = away.map(|what| ("peace", what)).collect();
+    missing.extend(hosts.iter().flat_map(watch::closed).map(|what| ("watch", what)));
+    missing.extend(checkers.names.missing().into_iter().map(|what| ("names", what)));
+    missing.extend(checkers.news.missing().into_iter().map(|what| ("news", what)));
+    missing.extend(checkers.shared.missing().await.into_iter().map(|what| ("shared", what)));
+    if let Some((_, first)) = missing.first() {
         checkers.verdict.say(|| format!("{} things are missing, as {first}", missing.len()));
     }
     missing
@@ -101,7 +101,7 @@ pub(crate) async fn ask_all(
     }
     begin_anew(sim, checkers, rng).await;
     for what in checkers.news.missing() {
-        checkers.verdict.broken(format!("in peace, {what}"));
+        checkers.verdict.broken_by("news", format!("in peace, {what}"));
     }
     checkers.news.count_told();
 }

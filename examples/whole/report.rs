@@ -1,9 +1,10 @@
 //! What a run prints about itself, for whoever sees it for the first time: in groups, each under a line that says what it is.
 //!
 //! A line of a group is how often, and what. A run is judged by its last line, by its exit code, and by the lines that begin with
-//! `BROKEN`, one for each kind of promise that was broken, printed when the first of its kind is.
+//! `BROKEN` and the checker, one for each kind of promise that was broken, printed when the first of its kind is.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{self, ErrorKind, IsTerminal as _, Write as _},
     process,
@@ -14,12 +15,15 @@ use std::{
 use crate::{
     Report,
     options::CLIENTS,
-    verdict::{CHECKERS, Seen},
+    verdict::{Broken, CHECKERS, NAME_LETTERS, Seen},
     watch,
 };
 
 /// Queues that are told about, the fullest first.
 const QUEUES: usize = 8;
+
+/// How many words are said again of what was broken.
+const WORDS: usize = 16;
 
 /// A heading, and how the names of its counts begin. What fits nowhere is in the first group.
 struct Group(&'static str, &'static [&'static str]);
@@ -198,10 +202,32 @@ impl Memory {
     }
 }
 
-/// The promises that were broken more than once: each stands above, as it was when it was first.
+/// As much of it as reminds of the line that has all; names of content and nodes say nothing there.
+fn first_words(what: &str) -> String {
+    let short = |word: &str| match word.char_indices().nth(NAME_LETTERS) {
+        Some((end, _)) => format!("{}...", &word[..end]),
+        None => word.to_owned(),
+    };
+    let words: Vec<String> = what.split(' ').take(WORDS).map(short).collect();
+    words.join(" ")
+}
+
+/// How many promises were broken, and those that were so more than once: the first of each kind stands above.
 pub(crate) fn print_broken(seen: &Seen) {
-    for broken in seen.broken.iter().filter(|broken| broken.times > 1) {
-        let (first, last) = (broken.first.as_secs_f64(), broken.last.as_secs_f64());
-        tell!("broken at {first:8.2} s, {} times in such words, and last at {last:.2} s", broken.times);
+    let mut by: BTreeMap<&str, u64> = BTreeMap::new();
+    for Broken { by: checker, what, times, first, last, .. } in &seen.broken {
+        *by.entry(checker).or_default() += times;
+        if *times > 1 {
+            let (first, last) = (first.as_secs_f64(), last.as_secs_f64());
+            let words = first_words(what);
+            tell!("broken {times} times, {checker}: first at {first:.2} s and last at {last:.2} s, {words}");
+        }
     }
+    let by: Vec<String> = by.iter().map(|(checker, times)| format!("{checker} {times}")).collect();
+    tell!(
+        "promises broken: {} ({}); kinds: {}, and the first of each stands above as BROKEN",
+        seen.broken_count,
+        by.join(", "),
+        seen.broken.len()
+    );
 }

@@ -17,7 +17,7 @@ use crate::options::{Fault, Log, Options};
 const KINDS: usize = 40;
 
 /// Words of so many letters are names of something: content, or a node.
-const NAME_LETTERS: usize = 16;
+pub(crate) const NAME_LETTERS: usize = 16;
 
 /// The files that hold promises, and what each of them is about.
 pub(crate) const CHECKERS: &[(&str, &str)] = &[
@@ -65,6 +65,8 @@ pub(crate) struct Seen {
 /// many nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Broken {
+    /// The checker that noticed it.
+    pub(crate) by: &'static str,
     /// In the words of the first.
     pub(crate) what: String,
     /// The words without numbers and names, which all of the kind have.
@@ -99,6 +101,11 @@ impl Level {
     }
 }
 
+/// A checker is a file.
+fn checker(by: &'static Location<'static>) -> &'static str {
+    Path::new(by.file()).file_stem().and_then(|file| file.to_str()).unwrap_or_default()
+}
+
 /// Words without what differs between two promises of a kind: numbers, and names of content and nodes.
 fn kind(what: &str) -> String {
     let is_word = |letter: char| letter.is_alphanumeric();
@@ -111,6 +118,10 @@ fn kind(what: &str) -> String {
         let (word, after) = rest.split_at(end);
         kind.push_str(if is_word(first) && differs(word) { "#" } else { word });
         rest = after;
+    }
+    // Of lists it does not matter how long they are.
+    while kind.contains("#, #") {
+        kind = kind.replace("#, #", "#");
     }
     kind
 }
@@ -295,21 +306,26 @@ impl Verdict {
         now().saturating_duration_since(self.began)
     }
 
-    /// A promise was broken. The first of its kind is printed.
+    /// A promise was broken. The first of its kind is printed. Whoever calls it is the checker.
+    #[track_caller]
     pub(crate) fn broken(&self, what: impl Into<String>) {
+        self.broken_by(checker(Location::caller()), what);
+    }
+
+    /// A promise was broken, as a checker says that is not the caller.
+    pub(crate) fn broken_by(&self, by: &'static str, what: impl Into<String>) {
         let (what, at) = (what.into(), self.elapsed());
         let kind = kind(&what);
-        let line = || format!("BROKEN {:8.2} s: {what}", at.as_secs_f64());
         let mut state = self.state();
         state.broken_count += 1;
-        if let Some(known) = state.broken.iter_mut().find(|known| known.kind == kind) {
+        if let Some(known) = state.broken.iter_mut().find(|known| known.by == by && known.kind == kind) {
             (known.times, known.last) = (known.times + 1, at);
             drop(state);
-            return self.say_all(line);
+            return self.say_all(|| format!("BROKEN once more, {by}: {what}"));
         }
-        tell!("{}", line());
+        tell!("BROKEN {by}: at {:.2} s, {what}", at.as_secs_f64());
         if state.broken.len() < KINDS {
-            state.broken.push(Broken { what, kind, times: 1, first: at, last: at });
+            state.broken.push(Broken { by, what, kind, times: 1, first: at, last: at });
         }
     }
 
@@ -322,8 +338,8 @@ impl Verdict {
         self.was_kept(Location::caller());
     }
 
-    fn was_kept(&self, by: &Location<'_>) {
-        let checker = Path::new(by.file()).file_stem().and_then(|file| file.to_str()).unwrap_or_default();
+    fn was_kept(&self, by: &'static Location<'static>) {
+        let checker = checker(by);
         let mut state = self.state();
         match state.kept.get_mut(checker) {
             Some(times) => *times += 1,
