@@ -195,7 +195,10 @@ impl Shared {
             // A piece may be on its way from a disk that is not yet looked at to one that is no more: so twice.
             let was_gone = std::mem::replace(&mut object.sight.is_gone, is_gone && is_all);
             self.verdict.promised(!(is_gone && is_all && was_gone), || {
-                format!("{id} ({:?}) is on no disks any more, on or off, and was not when they were last looked at", object.policy)
+                format!(
+                    "{id} ({}) is on no disks any more, on or off, and was not when they were last looked at",
+                    object.policy
+                )
             });
         }
     }
@@ -278,8 +281,9 @@ impl Shared {
         self.verdict.say(|| format!("{id} cannot be read, for {:?} now", sight.blind));
         self.verdict.promised(sight.blind <= BLIND_MAX, || {
             format!(
-                "{id} ({:?}) could not be read for {:?} though it is there, {holders} copies of it",
-                object.policy, sight.blind
+                "{id} ({}) could not be read for {:.1} s though it is there, {holders} copies of it",
+                object.policy,
+                sight.blind.as_secs_f64()
             )
         });
         if sight.blind > BLIND_MAX {
@@ -353,7 +357,7 @@ impl Shared {
             self.verdict.promised(object.is_there(id, &has), || {
                 let Object { policy, losses, .. } = object;
                 format!(
-                    "{id} ({policy:?}) is gone with the disk of {number}, {losses} losses since it was whole"
+                    "{id} ({policy}) is gone with the disk of {number}, {losses} losses since it was whole"
                 )
             });
         }

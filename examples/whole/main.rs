@@ -271,7 +271,8 @@ async fn scenario(sim: &mut Sim, options: &Options) -> Report {
     checkers.verdict.say(|| "peace".to_owned());
     let mut converged = None;
     if !is_noticed() {
-        converged = peace::converge(sim, &checkers, &mut troubles, nodes, "everything was well").await;
+        let since = checkers.verdict.seen().before_peace();
+        converged = peace::converge(sim, &checkers, &mut troubles, nodes, since).await;
     }
     if !is_noticed() {
         peace::ask_all(sim, &checkers, &mut troubles, &mut rng).await;

@@ -414,7 +414,7 @@ impl Names {
             |host: &&Host| host.registry.head() != head || host.registry.checkpoint().text() != last.text();
         let behind = self.hosts.all();
         let behind = behind.iter().filter(is_behind);
-        behind.map(|host| format!("{} is at {:?} of {head:?}", host.number, host.registry.head())).collect()
+        behind.map(|host| format!("{} is at {} of {head}", host.number, host.registry.head())).collect()
     }
 
     /// Compares all of it.

@@ -224,7 +224,8 @@ impl News {
                 }
                 if *in_peace {
                     let told = reader.told.iter().any(|gap| covers(gap, place));
-                    missing.push(format!("{number} did not hear {place:?} of {by} (told so: {told})"));
+                    let told = if told { "and was told so" } else { "and was not told so" };
+                    missing.push(format!("{number} did not hear message {} of {by}, {told}", place.2));
                 } else if reader.is_owed(place)
                     && !state.is_passed(reader, *by, place)
                     && !reader.told.iter().any(|gap| covers(gap, place))

@@ -146,7 +146,9 @@ pub(crate) fn print(report: &Report) {
         tell!("  {:>9}  {checker}: {what}", report.seen.kept.get(*checker).unwrap_or(&0));
     }
     match report.converged {
-        Some(time) => tell!("everything was as it should be {time:?} after the last trouble"),
+        Some(time) => {
+            tell!("everything was as it should be {} s after {}", time.as_secs(), report.seen.before_peace());
+        }
         None => tell!("not everything became as it should be"),
     }
 }

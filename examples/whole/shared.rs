@@ -27,7 +27,7 @@ use ron_core::{
 };
 use ron_storage::{
     StorageError,
-    claims::{Coding, Policy, RETENTION_MIN, Standing, Wanted},
+    claims::{Claim, Coding, Policy, RETENTION_MIN, Standing, Wanted},
     fetch::FetchError,
     logic::shards::{ReedSolomon, encode},
     peers::Peer,
@@ -149,12 +149,42 @@ impl Object {
         let is_asked =
             asked == [self.policy] || (self.is_unsure && self.other.is_some_and(|other| asked == [other]));
         if !is_asked {
-            return Some(format!("is wanted as {asked:?}"));
+            let asked: Vec<String> = asked.iter().map(Policy::to_string).collect();
+            return Some(format!("is wanted as {}", asked.join(" and ")));
         }
         // What nobody acknowledged may be gone with a disk. What is left of it must become whole again.
         let is_lost = self.fate == Fate::Unknown && !self.is_there(id, &|piece| count(piece) > 0);
         let is_whole = asked.iter().all(|policy| self.has_all(*policy, id, count));
         (!is_whole && !is_lost).then(|| "is not whole".to_owned())
+    }
+
+    /// What it is to users, in words.
+    fn words(&self) -> String {
+        let Object { len, policy, other, .. } = self;
+        let fate = match (self.fate, self.deleted_by) {
+            (Fate::Unknown, _) => "never acknowledged".to_owned(),
+            (Fate::Owed, _) => "acknowledged".to_owned(),
+            (Fate::Doubted | Fate::Deleted, Some(by)) => format!("deleted on {by}"),
+            (Fate::Doubted | Fate::Deleted, None) => "with a delete that was never acknowledged".to_owned(),
+        };
+        let other = other.map_or(String::new(), |other| format!(" or {other}"));
+        format!("{len} bytes as {policy}{other}, {fate}")
+    }
+
+    /// On which nodes it is, whole and in which shards, in words.
+    fn holders(&self, id: &ContentId, holdings: &BTreeMap<u8, BTreeSet<ContentId>>) -> String {
+        let on = |piece: &ContentId| -> Vec<u8> {
+            let has = holdings.iter().filter(|(_, pieces)| pieces.contains(piece));
+            has.map(|(number, _)| *number).collect()
+        };
+        let mut places = vec![("a copy".to_owned(), on(id))];
+        for ((data, parity), shards) in &self.shards {
+            let numbered = shards.iter().zip(1..);
+            places.extend(numbered.map(|(shard, at)| (format!("shard {at} of {data}+{parity}"), on(shard))));
+        }
+        let found = places.iter().filter(|(_, on)| !on.is_empty());
+        let found: Vec<String> = found.map(|(what, on)| format!("{what} on {}", list(on))).collect();
+        if found.is_empty() { "nothing of it anywhere".to_owned() } else { found.join("; ") }
     }
 
     /// Whether everything is there that one of its policies asks for.
@@ -230,12 +260,36 @@ fn agreed(servers: &[Host], id: &ContentId) -> Option<Standing> {
 
 /// What each server says of an object, if that is not the same.
 fn said(servers: &[Host], id: &ContentId) -> String {
-    let mut said: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    let mut said: BTreeMap<String, (String, Vec<u8>)> = BTreeMap::new();
     for host in servers {
-        said.entry(format!("{:?}", host.store.claims(id))).or_default().push(host.number);
+        let claims = host.store.claims(id);
+        // Whatever differs makes them others, though they read the same.
+        let known = said.entry(format!("{claims:?}")).or_insert_with(|| (known(&claims), Vec::new()));
+        known.1.push(host.number);
     }
-    let said: Vec<String> = said.iter().map(|(claims, who)| format!("{who:?} know {claims}")).collect();
+    let said: Vec<String> =
+        said.values().map(|(claims, who)| format!("{} know {claims}", list(who))).collect();
     said.join("; ")
+}
+
+/// What is known of an object, in words.
+fn known(claims: &[Claim]) -> String {
+    let words = claims.iter().map(|claim| {
+        let word = match claim.word.policy() {
+            Some(policy) => policy.to_string(),
+            None if claim.word.is_tombstone() => "deleted".to_owned(),
+            None => "pinned".to_owned(),
+        };
+        format!("{word} (version {})", claim.version)
+    });
+    let words: Vec<String> = words.collect();
+    if words.is_empty() { "nothing".to_owned() } else { words.join(" and ") }
+}
+
+/// Nodes, in words.
+pub(crate) fn list(numbers: &[u8]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(u8::to_string).collect();
+    numbers.join(", ")
 }
 
 impl Shared {
@@ -276,7 +330,7 @@ impl Shared {
             Ok(placed) => {
                 self.verdict.count("put");
                 self.verdict
-                    .say_all(|| format!("{id} was put as {policy:?} on {}: {}", host.number, placed.version));
+                    .say_all(|| format!("{id} was put as {policy} on {}: {}", host.number, placed.version));
                 self.verdict.promised(placed.id == id, || format!("{id} was put as {}", placed.id));
                 if let Some(object) = self.state().objects.get_mut(&id) {
                     (object.fate, object.version) = (Fate::Owed, placed.version);
@@ -480,7 +534,7 @@ impl Shared {
             object.owner
         };
         let changed = keeping.set_policy(id, policy, &owner(by), soon()).await;
-        self.verdict.say_all(|| format!("{id} should be {policy:?}, said on {}: {changed:?}", host.number));
+        self.verdict.say_all(|| format!("{id} should be {policy}, said on {}: {changed:?}", host.number));
         if let Some(object) = self.state().objects.get_mut(&id) {
             object.is_spoken_of = false;
             // Of two words with one version either may hold, unless they say the same.
@@ -540,16 +594,8 @@ impl Shared {
                 }
             };
             if let Some(wrong) = wrong {
-                let Object { fate, deleted_by: by, policy, other, len, .. } = object;
-                let found: Vec<usize> = object.pieces(id).map(&count).collect();
-                let on: Vec<u8> = holdings
-                    .iter()
-                    .filter(|(_, held)| object.pieces(id).any(|piece| held.contains(piece)))
-                    .map(|(number, _)| *number)
-                    .collect();
-                missing.push(format!(
-                    "{id} of {len} bytes ({fate:?}; {policy:?}, {other:?}; deleted on {by:?}) {wrong}: {found:?} shards and copies on {on:?}"
-                ));
+                let (what, holders) = (object.words(), object.holders(id, &holdings));
+                missing.push(format!("{id} ({what}) {wrong}: {holders}"));
             }
         }
         missing
@@ -580,18 +626,10 @@ impl Shared {
     /// What is known of an object that could not be read, for whoever looks into it.
     async fn why(&self, id: &ContentId, host: &Host) -> String {
         let holdings = self.holdings().await;
-        let of = |piece: &ContentId| -> Vec<u8> {
-            let has = holdings.iter().filter(|(_, pieces)| pieces.contains(piece));
-            has.map(|(number, _)| *number).collect()
-        };
         let state = self.state();
-        let Some(Object { policy, other, shards, .. }) = state.objects.get(id) else { return String::new() };
-        let shards: Vec<_> = shards.values().flatten().map(of).collect();
-        let claims = host.store.claims(id);
-        format!(
-            "{policy:?} or {other:?}; {:?} have it, {shards:?} its shards; there it is known as {claims:?}",
-            of(id)
-        )
+        let Some(object) = state.objects.get(id) else { return String::new() };
+        let (what, holders) = (object.words(), object.holders(id, &holdings));
+        format!("{what}; {holders}; {} knows {}", host.number, known(&host.store.claims(id)))
     }
 
     /// Reads everything that is owed from some node, and asks for everything that is deleted.

@@ -138,6 +138,16 @@ impl Seen {
         self.counts.get(what).copied().or_else(looks).unwrap_or(0)
     }
 
+    /// How many faults happened.
+    pub(crate) fn faults(&self) -> u64 {
+        Fault::ALL.iter().map(|fault| self.count(&format!("fault: {}", fault.name()))).sum()
+    }
+
+    /// What peace began with, in words.
+    pub(crate) fn before_peace(&self) -> &'static str {
+        if self.faults() > 0 { "the last fault had ended" } else { "the users had stopped" }
+    }
+
     /// What happened too seldom for a run to say anything, in words. Of a run that is cut short nothing is asked: it is to show what
     /// broke in it.
     pub(crate) fn too_seldom(&self, options: &Options) -> Vec<String> {
