@@ -278,7 +278,10 @@ impl Shared {
         sight.is_suspect = true;
         sight.blind += sight.failed.replace(now).map_or(Duration::ZERO, |failed| now.saturating_sub(failed));
         self.verdict.count("unreadable for now");
-        self.verdict.say(|| format!("{id} cannot be read, for {:?} now", sight.blind));
+        self.verdict.say(|| {
+            let so_far = format!(", for {:.1} s now", sight.blind.as_secs_f64());
+            format!("{id} cannot be read{}", if sight.blind.is_zero() { "" } else { &so_far })
+        });
         self.verdict.promised(sight.blind <= BLIND_MAX, || {
             format!(
                 "{id} ({}) could not be read for {:.1} s though it is there, {holders} copies of it",

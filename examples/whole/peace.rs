@@ -37,15 +37,24 @@ pub(crate) async fn converge(
 ) -> Option<Duration> {
     let verdict = &checkers.verdict;
     let began = verdict.elapsed();
+    let mut said = Vec::new();
     loop {
         sim.run_for(Duration::from_secs(20)).await;
         troubles.end(sim).await;
         let missing = unsettled(checkers, nodes).await;
         let took = verdict.elapsed() - began;
         if missing.is_empty() {
+            verdict.say(|| format!("nothing is missing, {} s after {since}", took.as_secs()));
             return Some(took);
         }
+        if let Some((_, new)) = missing.iter().find(|what| !said.contains(*what)) {
+            verdict.say(|| format!("{} things are missing, as {new}", missing.len()));
+        } else if missing.len() < said.len() {
+            verdict.say(|| format!("{} things are missing", missing.len()));
+        }
+        said.clone_from(&missing);
         if took >= CONVERGENCE {
+            verdict.say(|| format!("{} things are still missing", missing.len()));
             for (checker, what) in missing.iter().take(10) {
                 verdict.broken_by(checker, format!("{what}, {} s after {since}", CONVERGENCE.as_secs()));
             }
@@ -68,9 +77,6 @@ async fn unsettled(checkers: &Checkers, nodes: u8) -> Vec<(&'static str, String)
     missing.extend(checkers.names.missing().into_iter().map(|what| ("names", what)));
     missing.extend(checkers.news.missing().into_iter().map(|what| ("news", what)));
     missing.extend(checkers.shared.missing().await.into_iter().map(|what| ("shared", what)));
-    if let Some((_, first)) = missing.first() {
-        checkers.verdict.say(|| format!("{} things are missing, as {first}", missing.len()));
-    }
     missing
 }
 
