@@ -171,7 +171,7 @@ fn try_seed(options: &Options, twice: bool, memory: &mut Memory) -> (bool, Seen)
         is_bounded &= report::print_memory(memory, options.nodes);
     }
     if !is_bounded {
-        tell!("BROKEN memory: the run takes more than its nodes may, or keeps it; {again}");
+        tell!("BROKEN memory: the run took, or left behind, more than it may; {again}");
         is_well = false;
     }
     if is_well {

@@ -174,19 +174,28 @@ fn print_levels(seen: &Seen) {
 /// its own. Says whether that is no more than so many nodes may take, and whether what runs leave behind stays as it is.
 pub(crate) fn print_memory(memory: &mut Memory, nodes: u8) -> bool {
     let Some((after, peak)) = watch::process_memory() else {
-        tell!("memory: the system does not tell");
+        tell!("memory: not measured, as the system does not tell");
         return true;
     };
     let most = watch::memory_max(nodes + CLIENTS + 1);
     let took = memory.before.map(|before| peak.saturating_sub(before));
     match took {
-        Some(took) => tell!("memory: {} MB at most, of {} that it may take", took >> 20, most >> 20),
+        Some(took) => {
+            tell!("memory: the run took {} MB at most, of {} that are allowed", took >> 20, most >> 20)
+        }
         None => tell!("memory: not measured, as the system does not forget what was taken before"),
     }
     // The first leaves what is kept for the next.
-    let first = *memory.left.get_or_insert(after);
-    let grown = after.saturating_sub(first);
-    tell!("memory: {} MB are left, {} more than after the first run", after >> 20, grown >> 20);
+    match memory.left {
+        None => tell!("memory: {} MB are left after it, which later runs are compared with", after >> 20),
+        Some(first) => tell!(
+            "memory: {} MB are left after it, {} more than after the first run, of {} that are allowed",
+            after >> 20,
+            after.saturating_sub(first) >> 20,
+            (most / 2) >> 20
+        ),
+    }
+    let grown = after.saturating_sub(*memory.left.get_or_insert(after));
     took.is_none_or(|took| took <= most) && grown <= most / 2
 }
 
