@@ -100,11 +100,13 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     let mut faults: BTreeMap<Fault, (u64, u64)> = BTreeMap::new();
     let mut lies: BTreeMap<&str, u64> = LIES.iter().map(|lie| (*lie, 0)).collect();
     let mut memory = Memory::default();
+    let mut quiet = 0;
     for options in runs {
         let (is_well, seen) = try_seed(options, twice, &mut memory);
         if !is_well {
             failed.push(options);
         }
+        quiet += usize::from(is_quiet(options, &seen));
         for fault in Fault::ALL {
             let (happened, withheld) = faults.entry(fault).or_default();
             *happened += seen.count(&format!("fault: {}", fault.name()));
@@ -114,8 +116,10 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
             *heard += seen.count(&format!("lie: {lie}"));
         }
     }
+    // Where nothing went wrong although it was to, nothing was tried.
+    let is_tried = quiet < runs.len() || !runs.iter().any(Options::wants_faults);
     if runs.len() == 1 {
-        return failed.is_empty();
+        return failed.is_empty() && is_tried;
     }
     tell!("");
     for (fault, (happened, withheld)) in &faults {
@@ -124,7 +128,8 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     for options in &failed {
         tell!("failed: whole {options}");
     }
-    tell!("{} of {} seeds failed", failed.len(), runs.len());
+    let quiet = if quiet == 0 { String::new() } else { format!(", and no fault happened in {quiet}") };
+    tell!("{} of {} seeds failed{quiet}", failed.len(), runs.len());
     // What goes wrong in none of many short runs was never tried.
     let trouble = |fault: &Fault| -> Duration {
         runs.iter().filter(|options| options.faults.contains(fault)).map(Options::trouble).sum()
@@ -137,7 +142,7 @@ fn try_all(runs: &[Options], twice: bool) -> bool {
     if !never.is_empty() {
         tell!("never happened: {}", never.join(", "));
     }
-    failed.is_empty() && never.is_empty()
+    failed.is_empty() && never.is_empty() && is_tried
 }
 
 /// One seed, and what came of it.
@@ -175,9 +180,16 @@ fn try_seed(options: &Options, twice: bool, memory: &mut Memory) -> (bool, Seen)
         is_well = false;
     }
     if is_well {
-        tell!("every promise was kept{}", if twice { ", twice the same" } else { "" });
+        let twice = if twice { ", twice the same" } else { "" };
+        let quiet = if is_quiet(options, &report.seen) { ", but no fault happened" } else { "" };
+        tell!("every promise was kept{twice}{quiet}");
     }
     (is_well, report.seen)
+}
+
+/// Whether no fault happened in a run that was to have some.
+fn is_quiet(options: &Options, seen: &Seen) -> bool {
+    !options.faults.is_empty() && seen.faults() == 0
 }
 
 /// Breaks each rule in turn, until the checker of that rule notices. Where nothing is planted nobody complains, so that it is the

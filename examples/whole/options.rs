@@ -196,6 +196,12 @@ impl Options {
         let all = self.all_trouble();
         self.until.map_or(all, |until| all.min(Duration::from_secs(until)))
     }
+
+    /// Whether something must go wrong for a run to say anything. Of one that is cut short that is not asked: it is to show what broke
+    /// in it.
+    pub(crate) fn wants_faults(&self) -> bool {
+        !self.faults.is_empty() && self.until.is_none()
+    }
 }
 
 impl fmt::Display for Options {
@@ -336,7 +342,8 @@ everybody, a power cut of all, and everything again. Servers have the numbers fr
 A promise that is broken is printed as BROKEN, with the checker that noticed and the virtual time, once for each kind of it. To find what led
 there: halve --until while it still breaks, take faults away with --without, and read what is left with --log.
 
-Exit codes: 0 every promise was kept, 1 one was broken, 2 the options make no sense, 141 whoever read this has gone before the end.";
+Exit codes: 0 every promise was kept; 1 one was broken, or no fault happened although some were asked for (with --only none, or with --until,
+which is for narrowing, none needs to); 2 the options make no sense; 141 whoever read what is said has gone before the end.";
 
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Box<dyn Error>> {
     let options = Options {
