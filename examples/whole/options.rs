@@ -81,7 +81,7 @@ impl Fault {
         let known = || Fault::ALL.map(Fault::name).join(", ");
         let found = Fault::ALL.into_iter().find(|fault| fault.name() == name);
         found.map(|fault| vec![fault]).ok_or_else(|| {
-            format!("{name:?} is no fault; there are {}, and crash and disk for several", known())
+            format!("{name:?} is no fault; there are {}, crash and disk for several, and none", known())
         })
     }
 }
@@ -307,14 +307,14 @@ WHICH RUN
   --seeds COUNT    so many seeds from there on, one after the other (1)
   --nodes K        servers, 5 to 200 (20); two clients and a liar besides
   --minutes M      virtual minutes in which things go wrong (10)
-  --quick          short for --nodes 10 --minutes 2 --twice
+  --quick          short for --nodes 10 --minutes 2 --twice, but for what is said besides
   --twice          every seed twice, and compared: the same seed must be the same run
   --regressions    every run that once failed, see seeds.md
   --long           with --regressions: those that take half a minute and more each, too
 
 WHAT GOES WRONG
-  --only A,B       only these faults, or none
-  --without A,B    all but these
+  --only A,B       only these faults, or none; more than one --only adds up
+  --without A,B    but not these, also of what --only says
   --until SECONDS  nothing any more so many seconds after trouble began, which is at 40 s by the times that are printed
 
   partition   two groups do not hear each other        slowdisk  a disk takes its time
@@ -358,33 +358,41 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
     let mut asked =
         Asked { options, seeds: None, twice: false, plants: false, regressions: false, long: false };
     let mut arguments = arguments;
-    let mut given = BTreeSet::new();
+    let (mut given, mut only, mut without) = (BTreeSet::new(), None, BTreeSet::new());
+    let (mut nodes, mut minutes, mut quick) = (None, None, false);
     while let Some(argument) = arguments.next() {
-        given.insert(argument.clone());
+        let is_again = !given.insert(argument.clone());
         let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
         let options = &mut asked.options;
         match &*argument {
-            "--quick" => (options.nodes, options.minutes, asked.twice) = (10, 2, true),
+            "--quick" => quick = true,
             "--twice" => asked.twice = true,
             "--plants" => asked.plants = true,
             "--regressions" => asked.regressions = true,
             "--long" => asked.long = true,
             "--log" => options.log = Log::Faults,
             "--log-all" => options.log = Log::All,
-            "--seed" => options.seed = number(&value()?)?,
-            "--seeds" => asked.seeds = Some(number(&value()?)?),
-            "--nodes" => options.nodes = number(&value()?)?,
-            "--minutes" => options.minutes = number(&value()?)?,
-            "--until" => options.until = Some(number(&value()?)?),
-            "--only" => options.faults = faults(&value()?)?,
-            "--without" => {
-                let without = faults(&value()?)?;
-                options.faults.retain(|fault| !without.contains(fault));
-            }
+            // Each adds to the ones before.
+            "--only" => only.get_or_insert_with(Vec::new).push(value()?),
+            "--without" => without.extend(faults(&value()?)?),
+            // Of two values one would have to be forgotten.
+            _ if is_again => return Err(format!("{argument} is said twice").into()),
+            "--seed" => options.seed = number(&argument, &value()?)?,
+            "--seeds" => asked.seeds = Some(number(&argument, &value()?)?),
+            "--nodes" => nodes = Some(number(&argument, &value()?)?),
+            "--minutes" => minutes = Some(number(&argument, &value()?)?),
+            "--until" => options.until = Some(number(&argument, &value()?)?),
             "--plant" => options.plant = Some(Plant::named(&value()?)?),
             _ => return Err(format!("{argument} is not known").into()),
         }
     }
+    asked.twice |= quick;
+    asked.options.nodes = nodes.unwrap_or(if quick { 10 } else { 20 });
+    asked.options.minutes = minutes.unwrap_or(if quick { 2 } else { 10 });
+    if let Some(only) = only {
+        asked.options.faults = faults(&only.join(","))?;
+    }
+    asked.options.faults.retain(|fault| !without.contains(fault));
     if asked.long && !asked.regressions {
         return Err("--long goes with --regressions".into());
     }
@@ -395,25 +403,31 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, Bo
         );
     }
     // A run of nothing would pass.
-    if asked.seeds == Some(0) || asked.options.minutes == 0 {
-        return Err("none: at least one seed and one minute are possible".into());
+    if asked.seeds == Some(0) {
+        return Err("--seeds 0: at least one is possible".into());
+    }
+    if asked.options.minutes == 0 {
+        return Err("--minutes 0: at least one is possible; --until cuts it short".into());
     }
     if asked.seeds.is_some_and(|seeds| asked.options.seed.checked_add(seeds).is_none()) {
-        return Err("there are not so many seeds".into());
+        return Err("--seeds: there are not so many from --seed on".into());
     }
     if !(5..=200).contains(&asked.options.nodes) {
-        return Err(format!("{} nodes: 5 to 200 are possible", asked.options.nodes).into());
+        return Err(format!("--nodes {}: 5 to 200 are possible", asked.options.nodes).into());
     }
     Ok(asked)
 }
 
-fn number<N: FromStr>(text: &str) -> Result<N, String> {
-    text.parse().map_err(|_| format!("{text:?} is no number that makes sense here"))
+fn number<N: FromStr>(option: &str, text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("{option} {text:?} is no number that makes sense here"))
 }
 
 fn faults(names: &str) -> Result<BTreeSet<Fault>, String> {
     if names == "none" {
         return Ok(BTreeSet::new());
+    }
+    if names.split(',').any(|name| name == "none") {
+        return Err(format!("{names:?}: none stands alone"));
     }
     let named: Result<Vec<Vec<Fault>>, String> = names.split(',').map(Fault::named).collect();
     Ok(named?.into_iter().flatten().collect())
