@@ -1,11 +1,14 @@
 //! How does a host stop everything it started?
 //!
-//! The host owns the signals: the first Ctrl-C asks everything to stop and waits, the second ends the wait. The
-//! library does the rest, dependents before what they use. `--quick` presses Ctrl-C by itself.
+//! The host owns the signals: the first Ctrl-C or SIGTERM asks everything to stop and waits, the second ends the wait. The
+//! library does the rest, dependents before what they use. One of the three tasks does not listen, and is cut off after a
+//! while. `--quick` presses Ctrl-C by itself.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use ron_core::{Metrics, Stop, Supervisor, TaskSpec};
+#[cfg(unix)]
+use tokio::signal::unix;
 
 const FLUSHER: TaskSpec =
     TaskSpec::new("stop_cleanly", "flusher").what("writes what is left when told to stop");
@@ -19,10 +22,24 @@ async fn part(name: &'static str, drains_for: Duration, stop: Stop) {
     println!("{name}: done");
 }
 
-async fn ctrl_c(quick: bool) {
+/// Waits for Ctrl-C or, where there is one, SIGTERM. An error is that there are no signals here.
+async fn signal() -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        let mut terminate = unix::signal(unix::SignalKind::terminate())?;
+        tokio::select! {
+            pressed = tokio::signal::ctrl_c() => pressed,
+            _ = terminate.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}
+
+async fn asked(quick: bool) {
     if quick {
         tokio::time::sleep(Duration::from_millis(100)).await;
-    } else if let Err(error) = tokio::signal::ctrl_c().await {
+    } else if let Err(error) = signal().await {
         eprintln!("no signals here ({error}), stopping now");
     }
 }
@@ -37,15 +54,17 @@ async fn main() {
     host.spawn(STUCK, |_| std::future::pending::<()>());
 
     println!("running; press Ctrl-C");
-    ctrl_c(quick).await;
+    asked(quick).await;
     let stopped = tokio::select! {
         stopped = host.shutdown() => stopped,
-        () = async { tokio::signal::ctrl_c().await.unwrap_or(()) } => {
+        Ok(()) = signal() => {
             println!("again: cutting off");
             host.abort();
-            host.shutdown().await
+            let stopped = host.shutdown().await;
+            return println!("{} drained, {} cut off", stopped.drained, stopped.aborted);
         }
     };
     println!("{} drained, {} cut off, after {:?}", stopped.drained, stopped.aborted, stopped.elapsed);
     assert_eq!((stopped.drained, stopped.aborted), (2, 1));
+    println!("the one is meant to be cut off: it does not listen, and had its second");
 }
