@@ -46,6 +46,27 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// A node that started this recently is still joining: nobody can be expected to find it.
 const JOINING: Duration = Duration::from_secs(60);
 
+const USAGE: &str = "\
+A large network in one process, on the paused clock, out of one seed: what it finds while nodes come and go, fall silent and lie.
+
+  sim [OPTION...] [SCENARIO...]     every scenario, or only these, in this order
+
+  churn    an hour in which one node in ten goes without a word, and another comes
+  loss     one message in ten is lost
+  hedge    one peer in twenty answers nothing: searches with second questions and without
+  kill     one node in five dies at once
+  sybil    made-up nodes next to a key, and one node in five lies; a network of its own, of at most 300
+  provide  one node provides --keys keys; a network of its own, of at most 1000
+
+  --nodes N      of the network (1000)
+  --lookups N    searches of churn; the others have a share of them (10000)
+  --keys N       of provide (100000)
+  --seed N       what everything is drawn from (1)
+  --check        the exit code is 1 if a target is missed
+  --plain        prints nothing that the machine decides: a seed prints the same again
+
+Exit codes: 0, 1 with --check if a target is missed, 2 for an option that makes no sense.";
+
 struct Args {
     nodes: usize,
     lookups: usize,
@@ -81,7 +102,7 @@ impl Args {
                 "--check" => args.check = true,
                 "--plain" => args.plain = true,
                 "churn" | "loss" | "hedge" | "kill" | "sybil" | "provide" => args.scenarios.push(word),
-                _ => return Err(format!("what is {word}?")),
+                _ => return Err(format!("{word} is no option and no scenario; sim --help says what is")),
             }
         }
         if args.scenarios.is_empty() {
@@ -94,6 +115,10 @@ impl Args {
 
 #[tokio::main(flavor = "current_thread", start_paused = true)]
 async fn main() -> ExitCode {
+    if std::env::args().skip(1).any(|word| word == "--help" || word == "-h") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let args = match Args::parse() {
         Ok(args) => args,
         Err(error) => {

@@ -20,6 +20,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, BinaryHeap},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -834,16 +835,54 @@ fn cost(step: &Step) -> u64 {
     }
 }
 
-fn argument(name: &str, otherwise: u64) -> u64 {
-    let mut arguments = std::env::args().skip_while(|argument| argument != name);
-    arguments.nth(1).map_or(otherwise, |value| value.parse().unwrap())
+const USAGE: &str = "\
+A day of failures, on the machines that decide: is anything lost that was acknowledged, and what does repairing it cost?
+
+  --seed N       what everything is drawn from (RON_SEED, or 1)
+  --nodes N      (50)
+  --objects N    of 6 MiB, half of them three copies and half 6+3 (10000)
+  --hours N      of failures, on a clock of its own (24); a day takes minutes
+
+It fails with a panic that says what was lost or is not where it belongs. Exit code 2 for an option that makes no sense.";
+
+/// The seed, and how many nodes, objects and hours.
+fn parse() -> Result<[u64; 4], String> {
+    let number = |name: &str, value: Option<String>| {
+        let number = value.and_then(|value| value.parse().ok());
+        number.ok_or_else(|| format!("{name} wants a number"))
+    };
+    let seed = std::env::var("RON_SEED").ok();
+    let seed = seed.map_or(Ok(1), |seed| number("RON_SEED", Some(seed)))?;
+    let mut numbers = [seed, 50, 10_000, 24];
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let names = ["--seed", "--nodes", "--objects", "--hours"];
+        let at = names.iter().position(|name| *name == word);
+        let at = at.ok_or_else(|| format!("{word} is no option; durable --help says what is"))?;
+        numbers[at] = number(&word, words.next())?;
+    }
+    Ok(numbers)
 }
 
-fn main() {
-    let seed = std::env::var("RON_SEED").ok().map_or(1, |seed| seed.parse().unwrap());
-    let seed = argument("--seed", seed);
-    let (nodes, objects) = (argument("--nodes", 50) as usize, argument("--objects", 10_000) as usize);
-    let hours = argument("--hours", 24);
+fn main() -> ExitCode {
+    if std::env::args().skip(1).any(|word| word == "--help" || word == "-h") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    match parse() {
+        Ok(numbers) => {
+            run(numbers);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("durable: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run([seed, nodes, objects, hours]: [u64; 4]) {
+    let (nodes, objects) = (nodes as usize, objects as usize);
     println!("seed {seed}: {nodes} nodes, {objects} objects, {hours} hours");
     let mut world = World::new(seed, nodes, objects);
     let mishaps = [
