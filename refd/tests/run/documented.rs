@@ -47,9 +47,7 @@ fn run(script: &str) {
     command.env("HOME", home.path()).env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display()));
     // Where a node listens if no flag says otherwise.
     command.env("REFD_NET__LISTEN", format!("[\"127.0.0.1:{}\"]", ports[0]));
-    command
-        .env("REFD_ADMIN__LISTEN", format!("127.0.0.1:{}", ports[1]))
-        .env("REFD_OVERLAY__TOPICS", "[\"news\"]");
+    command.env("REFD_ADMIN__LISTEN", format!("127.0.0.1:{}", ports[1]));
     let log = home.path().join("log");
     let file = fs::File::create(&log).unwrap();
     command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
