@@ -272,6 +272,7 @@ const LONG_REGRESSIONS: &[&str] = &[
     "--seed 9004 --nodes 20 --minutes 10",
     "--seed 9008 --nodes 20 --minutes 10",
     "--seed 9081 --nodes 20 --minutes 10",
+    "--seed 9111 --nodes 20 --minutes 10",
 ];
 
 /// What may be said besides `--regressions`.

@@ -377,7 +377,12 @@ fn check_premise(
     }
     // One that nobody proves goes because nobody wants it, and what is proven is what is wanted instead.
     let book = shared.store.book();
-    let is_proven = piece == object || provers.iter().any(|(proved, _)| *proved == piece);
+    let is_own_shard = || {
+        let manifests = book.about(&object).into_iter().filter_map(|(_, manifest)| manifest);
+        manifests.flat_map(|manifest| manifest.shards).any(|shard| shard == object)
+    };
+    let is_whole = piece == object && !is_own_shard();
+    let is_proven = is_whole || provers.iter().any(|(proved, _)| *proved == piece);
     if !is_proven && book.wants(&piece) {
         return Err("it is wanted again");
     }

@@ -113,6 +113,30 @@ async fn shards_are_rebuilt_and_read_while_some_are_missing() {
     assert!(world.node(0).keeping.get(placed.id, soon()).await.unwrap() == whole);
 }
 
+/// An object of just one cell is the first of its shards, and, as the second is nothing but zeros, the parity too. The whole object was
+/// taken for what is not needed besides its shards, on each node that had it as its shard, and all of them dropped it.
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_a_shard_of_itself_stays() {
+    for len in [64, 65] {
+        let world = World::new(5).await;
+        settle().await;
+        let (owner, whole) = (identity(100), content(len, 7));
+        let policy = Policy::Erasure { data: 2, parity: 1 };
+        let put = world.node(0).keeping.put(whole.clone(), policy, &owner, Ack::Copies(3), soon());
+        let id = put.await.unwrap().id;
+        tokio::time::sleep(MINUTE * 5).await;
+        for number in 0..5 {
+            let node = world.node(number);
+            assert!(node.keeping.get(id, soon()).await.unwrap() == whole, "{len} on {number}");
+            let status = node.keeping.status();
+            assert_eq!(status.objects[&Health::Met], 1, "{len}: {status:?}");
+        }
+        let own = world.holders(id).await.len();
+        assert_eq!(own, if len == 64 { 2 } else { 0 }, "{len}: as many as there are shards of it");
+        world.end().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_policy_can_be_changed_both_ways() {
     let world = World::new(5).await;

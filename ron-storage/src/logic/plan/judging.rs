@@ -93,8 +93,10 @@ impl Plan {
         if wanted.is_pinned && wanted.copies == 0 && whole.is_here(&self.me) && self.is_leaving() {
             consider(self.judge_copies(object, thing, 1, &whole, now));
         }
-        // A whole object that is only wanted as shards goes last, when all of them are where they belong.
-        let is_extra = wanted.copies == 0 && !wanted.codings.is_empty() && !wanted.is_pinned;
+        // A whole object that is only wanted as shards goes last, when all of them are where they belong. One that is as long as a shard
+        // may be a shard of itself: as such it is wanted, and what is too many of it goes like any other shard.
+        let is_own_shard = thing.claimed.shards.iter().flatten().any(|shard| shard == object);
+        let is_extra = wanted.copies == 0 && !wanted.codings.is_empty() && !wanted.is_pinned && !is_own_shard;
         let is_settled = health == Health::Met && step.is_none();
         if is_extra && is_settled && self.lies_here(object) {
             if let Some(provers) = self.provers(object, thing) {
