@@ -643,7 +643,9 @@ impl Exchange {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         response.headers_mut().insert(CorrId::HEADER, scope.corr.to_header());
-        if self.last || cut.is_some() {
+        // Of a body that is still on its way nothing more is read, and the parser ends the connection after the answer: who is not told would
+        // send its next request into that.
+        if self.last || cut.is_some() || self.link.wire.is_owed() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }

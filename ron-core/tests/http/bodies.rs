@@ -152,6 +152,26 @@ fn a_gzip_bomb_costs_its_limit_and_nothing_when_unauthorised() {
     runtime.block_on(host.ask(head)).is_problem(401, "unauthorized");
 }
 
+/// Whoever is refused before its body has come is told that the connection ends with the answer. It was not told, and sent its next
+/// request into a connection that was closed: under load one in six refusals of a node was followed by that.
+#[tokio::test]
+async fn who_is_refused_amid_its_body_is_told_that_the_connection_ends() {
+    let guarded = Guard::new("guarded").require(Arc::new(Nobody(Arc::default())), "write");
+    let host = Host::start(router().route("/guarded", post(length).layer(guarded)), short()).await;
+    let head = "POST /guarded HTTP/1.1\r\nhost: localhost\r\ncontent-length: 40000\r\n\r\n";
+    let answer = host.ask(head).await;
+    answer.is_problem(401, "unauthorized");
+    assert_eq!(answer.header("connection"), "close");
+    // One that has come whole is in nobody's way.
+    let mut client = host.send(request("/guarded", "", b"short")).await;
+    for _ in 0..2 {
+        let answer = client.answer().await;
+        answer.is_problem(401, "unauthorized");
+        assert_eq!(answer.header("connection"), "");
+        client.send(request("/guarded", "", b"short")).await;
+    }
+}
+
 /// Case 61.
 #[tokio::test]
 async fn what_is_wrong_with_json_is_said() {
